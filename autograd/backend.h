@@ -1,0 +1,25 @@
+// What the engine needs of a device: raw memory, copies and a wait. One implementation a backend. Not installed.
+#pragma once
+
+#include <cstddef>
+
+#include <fusegrad/autograd/context.h>
+
+namespace fusegrad::detail {
+
+/// Raw memory of one device. Blocks are aligned to 256 bytes.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual Device device() const = 0;
+  /// Null if the device has no such block left.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void release(void* block) = 0;
+  virtual void copy_from_host(void* device, const void* host, std::size_t bytes) = 0;
+  virtual void copy_to_host(void* host, const void* device, std::size_t bytes) = 0;
+  virtual void copy_within(void* to, const void* from, std::size_t bytes) = 0;
+  virtual void fill_zero(void* block, std::size_t bytes) = 0;
+  virtual void synchronize() = 0;
+};
+
+}  // namespace fusegrad::detail

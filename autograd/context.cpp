@@ -1,0 +1,97 @@
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include <sched.h>
+
+#include <fusegrad/autograd/check.h>
+#include <fusegrad/autograd/context_state.h>
+#include <fusegrad/autograd/cpu/host_memory.h>
+
+namespace fusegrad {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return std::max(1, std::min(CPU_COUNT(&set), kMaxThreads));
+}
+
+/// Value of an environment variable, or null if it is unset or empty.
+const char* environment(const char* name) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing here changes the environment
+  return value && *value ? value : nullptr;
+}
+
+int resolve_threads(const std::optional<int>& option) {
+  if (option) {
+    detail::require<ValueError>(*option >= 1 && *option <= kMaxThreads, "context: threads must be 1 to {}, got {}",
+                                kMaxThreads, *option);
+    return *option;
+  }
+  const char* text = environment("FUSEGRAD_THREADS");
+  if (!text) return available_cores();
+  int threads = 0;
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, threads);
+  detail::require<ValueError>(error == std::errc{} && stop == end && threads >= 1 && threads <= kMaxThreads,
+                              "context: FUSEGRAD_THREADS must be 1 to {}, got \"{}\"", kMaxThreads, text);
+  return threads;
+}
+
+Fusion resolve_fusion(const std::optional<Fusion>& option) {
+  if (option) return *option;
+  const char* text = environment("FUSEGRAD_FUSION");
+  if (!text) return Fusion::on;
+  const std::string_view value = text;
+  detail::require<ValueError>(value == "on" || value == "off",
+                              "context: FUSEGRAD_FUSION must be \"on\" or \"off\", got \"{}\"", value);
+  return value == "on" ? Fusion::on : Fusion::off;
+}
+
+}  // namespace
+
+std::string Device::to_string() const {
+  return type == DeviceType::cpu ? "cpu" : fmt::format("cuda:{}", index);
+}
+
+Context Context::cpu(const ContextOptions& options) {
+  return Context(std::make_shared<detail::ContextState>(detail::make_cpu_backend(), resolve_threads(options.threads),
+                                                        resolve_fusion(options.fusion)));
+}
+
+Context Context::cuda(const ContextOptions&) {
+  throw DeviceError("context: this fusegrad was built without CUDA");
+}
+
+Context Context::best(const ContextOptions& options) {
+  return cpu(options);
+}
+
+Device Context::device() const {
+  return state_->backend().device();
+}
+int Context::threads() const {
+  return state_->pool().threads();
+}
+Fusion Context::fusion() const {
+  return state_->fusion();
+}
+const Counters& Context::counters() const {
+  return state_->counters();
+}
+MemoryUse Context::memory() const {
+  return state_->memory().use();
+}
+void Context::synchronize() const {
+  state_->backend().synchronize();
+}
+void Context::release_cached_memory() const {
+  state_->memory().trim();
+}
+
+}  // namespace fusegrad

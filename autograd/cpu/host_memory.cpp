@@ -1,0 +1,33 @@
+#include <cstring>
+#include <new>
+
+#include <fusegrad/autograd/cpu/host_memory.h>
+
+namespace fusegrad::detail {
+namespace {
+
+constexpr std::align_val_t kAlignment{256};
+
+class CpuBackend final : public Backend {
+ public:
+  Device device() const override { return {}; }
+  void* allocate(std::size_t bytes) override { return ::operator new(bytes, kAlignment, std::nothrow); }
+  void release(void* block) override { ::operator delete(block, kAlignment); }
+  void copy_from_host(void* to, const void* from, std::size_t bytes) override { copy_within(to, from, bytes); }
+  void copy_to_host(void* to, const void* from, std::size_t bytes) override { copy_within(to, from, bytes); }
+  void copy_within(void* to, const void* from, std::size_t bytes) override {
+    if (bytes != 0) std::memmove(to, from, bytes);
+  }
+  void fill_zero(void* block, std::size_t bytes) override {
+    if (bytes != 0) std::memset(block, 0, bytes);
+  }
+  void synchronize() override {}
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend() {
+  return std::make_unique<CpuBackend>();
+}
+
+}  // namespace fusegrad::detail

@@ -1,0 +1,119 @@
+#include <algorithm>
+#include <utility>
+
+#include <fusegrad/autograd/check.h>
+#include <fusegrad/autograd/context_state.h>
+#include <fusegrad/autograd/memory.h>
+
+namespace fusegrad::detail {
+namespace {
+
+constexpr std::size_t kGranule = 256;  // every block is aligned for vector loads and cuBLASLt
+constexpr std::int64_t kFreeCache = std::int64_t{64} << 20;
+
+}  // namespace
+
+MemoryCache::~MemoryCache() {
+  trim_locked();
+  while (descriptors_) delete std::exchange(descriptors_, descriptors_->next);
+}
+
+StoragePtr MemoryCache::allocate(std::size_t bytes, std::shared_ptr<ContextState> context) {
+  require<OutOfMemoryError>(bytes <= SIZE_MAX / 2, "allocation of {} bytes: more than the address space", bytes);
+  const std::size_t rounded = std::max<std::size_t>((bytes + kGranule - 1) / kGranule, 1) * kGranule;
+  const std::lock_guard lock(mutex_);
+  Storage* storage = take_cached(rounded);
+  if (!storage) {
+    // Sizes that no longer occur (another batch size, another model) must not pile up.
+    const auto held = use_.in_use + use_.cached + static_cast<std::int64_t>(rounded);
+    if (held > 2 * use_.peak_in_use + kFreeCache) trim_locked();
+    storage = take_descriptor();
+    storage->data = backend_->allocate(rounded);
+    if (!storage->data && use_.cached > 0) {
+      trim_locked();
+      storage->data = backend_->allocate(rounded);
+    }
+    if (!storage->data) {
+      storage->next = std::exchange(descriptors_, storage);
+      throw OutOfMemoryError(
+          fmt::format("out of memory on {}: {} bytes were asked for, {} bytes are held by live tensors",
+                      backend_->device().to_string(), bytes, use_.in_use));
+    }
+    storage->bytes = rounded;
+    ++use_.system_allocations;
+  }
+  use_.in_use += static_cast<std::int64_t>(storage->bytes);
+  use_.peak_in_use = std::max(use_.peak_in_use, use_.in_use);
+  storage->borrowed = false;
+  storage->version.store(0, std::memory_order_relaxed);
+  storage->context = std::move(context);
+  return StoragePtr(storage);
+}
+
+StoragePtr MemoryCache::borrow(void* data, std::size_t bytes, std::shared_ptr<ContextState> context) {
+  const std::lock_guard lock(mutex_);
+  Storage* storage = take_descriptor();
+  storage->data = data;
+  storage->bytes = bytes;
+  storage->borrowed = true;
+  storage->version.store(0, std::memory_order_relaxed);
+  storage->context = std::move(context);
+  return StoragePtr(storage);
+}
+
+void MemoryCache::give_back(Storage* storage) {
+  const std::lock_guard lock(mutex_);
+  if (storage->borrowed) {
+    storage->data = nullptr;
+    storage->next = std::exchange(descriptors_, storage);
+    return;
+  }
+  const auto bytes = static_cast<std::int64_t>(storage->bytes);
+  use_.in_use -= bytes;
+  use_.cached += bytes;
+  auto bin = std::ranges::lower_bound(bins_, storage->bytes, {}, &Bin::bytes);
+  if (bin == bins_.end() || bin->bytes != storage->bytes) bin = bins_.insert(bin, Bin{storage->bytes, nullptr});
+  storage->next = std::exchange(bin->head, storage);
+}
+
+void MemoryCache::trim() {
+  const std::lock_guard lock(mutex_);
+  trim_locked();
+}
+
+MemoryUse MemoryCache::use() const {
+  const std::lock_guard lock(mutex_);
+  return use_;
+}
+
+Storage* MemoryCache::take_cached(std::size_t bytes) {
+  // The smallest free block that fits, unless it wastes more than an eighth.
+  for (auto bin = std::ranges::lower_bound(bins_, bytes, {}, &Bin::bytes);
+       bin != bins_.end() && bin->bytes - bytes <= bytes / 8; ++bin) {
+    if (Storage* storage = bin->head) {
+      bin->head = storage->next;
+      use_.cached -= static_cast<std::int64_t>(storage->bytes);
+      return storage;
+    }
+  }
+  return nullptr;
+}
+
+Storage* MemoryCache::take_descriptor() {
+  if (descriptors_) return std::exchange(descriptors_, descriptors_->next);
+  return new Storage;
+}
+
+void MemoryCache::trim_locked() {
+  for (Bin& bin : bins_) {
+    while (Storage* storage = bin.head) {
+      bin.head = storage->next;
+      backend_->release(storage->data);
+      delete storage;
+    }
+  }
+  bins_.clear();
+  use_.cached = 0;
+}
+
+}  // namespace fusegrad::detail

@@ -1,0 +1,71 @@
+// Memory behind tensors: reference-counted blocks that return to their context's cache and are reused by exact size.
+//
+// A training loop asks for the same sizes in the same order every step, so after the first step every block comes from
+// the cache: a step in steady state allocates nothing, neither blocks nor the objects that describe them. Not
+// installed.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <fusegrad/autograd/backend.h>
+#include <fusegrad/autograd/context.h>
+#include <fusegrad/autograd/tensor.h>
+
+namespace fusegrad::detail {
+
+/// One block of memory, owned by a context's cache or borrowed from the caller.
+struct Storage {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+  /// Grows with every write through the tensor interface; the tape compares it to find values changed behind its back.
+  std::atomic<std::uint64_t> version{0};
+  std::atomic<std::int64_t> references{0};
+  bool borrowed = false;
+  std::shared_ptr<ContextState> context;  ///< set while referenced; empty in the cache
+  StoragePtr parent;                      ///< kept alive by a part that has its own version; see carve()
+  Storage* next = nullptr;                ///< link in the cache
+};
+
+/// Elements [offset, offset + shape.size()) of `flat` as a tensor with a version of its own: a write through it does
+/// not count as a write to its neighbours. Keeps `flat`'s memory alive.
+Tensor carve(const Tensor& flat, std::int64_t offset, const Shape& shape);
+
+/// The blocks of one context. Thread-safe: a tensor may be dropped by any thread.
+class MemoryCache {
+ public:
+  explicit MemoryCache(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
+  ~MemoryCache();
+  MemoryCache(const MemoryCache&) = delete;
+  MemoryCache& operator=(const MemoryCache&) = delete;
+
+  Backend& backend() { return *backend_; }
+  /// An uninitialised block. Errors: OutOfMemoryError, after the cache was given back in vain.
+  StoragePtr allocate(std::size_t bytes, std::shared_ptr<ContextState> context);
+  /// A block that the caller owns.
+  StoragePtr borrow(void* data, std::size_t bytes, std::shared_ptr<ContextState> context);
+  void give_back(Storage* storage);
+  void trim();
+  MemoryUse use() const;
+
+ private:
+  struct Bin {
+    std::size_t bytes;
+    Storage* head;
+  };
+  Storage* take_cached(std::size_t bytes);
+  Storage* take_descriptor();
+  void trim_locked();
+
+  std::unique_ptr<Backend> backend_;
+  mutable std::mutex mutex_;
+  std::vector<Bin> bins_;           // sorted by bytes
+  Storage* descriptors_ = nullptr;  // Storage objects without a block
+  MemoryUse use_;
+};
+
+}  // namespace fusegrad::detail

@@ -1,0 +1,61 @@
+// The flat storage behind a ParameterSet, as the engine and optimizers see it. Not installed.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <fusegrad/autograd/parameter.h>
+
+namespace fusegrad::detail {
+
+/// One parameter's place in the flat buffers.
+struct ParameterSlot {
+  std::string name;
+  Shape shape;
+  std::int64_t offset = 0;  ///< in elements; a multiple of kSlotElements
+  bool frozen = false;
+  bool gradient_valid = false;
+  double gradient_scale = 1;  ///< loss scale under which a valid gradient was made
+  Initializer initializer;    ///< empty once the store is laid out
+  // Views of the flat buffers, each with a version of its own; set when the store is laid out.
+  Tensor value;
+  Tensor master;
+  Tensor gradient;
+};
+
+class ParameterStore {
+ public:
+  /// Slots start at multiples of 128 elements: 256 bytes in every dtype, and whole vectors in every kernel.
+  static constexpr std::int64_t kSlotElements = 128;
+
+  ParameterStore(Context context, Dtype dtype) : context_(std::move(context)), dtype_(dtype) {}
+
+  const Context& context() const { return context_; }
+  Dtype dtype() const { return dtype_; }
+  std::size_t add(std::string name, const Shape& shape, Initializer initializer);
+  std::vector<ParameterSlot>& slots() { return slots_; }
+  ParameterSlot& slot(std::size_t index) { return slots_[index]; }
+
+  /// Allocates the flat buffers and runs the initialisers, once; a failure leaves the store open and unchanged.
+  void lay_out();
+  bool laid_out() const { return values_.defined(); }
+
+  /// Flat buffers of flat_size() elements; padding between slots is zero.
+  std::int64_t flat_size() const { return flat_size_; }
+  Tensor& values() { return values_; }
+  Tensor& masters() { return masters_; }      ///< values() itself unless dtype() is 16-bit
+  Tensor& gradients() { return gradients_; }  ///< accumulation_dtype(dtype())
+
+ private:
+  Context context_;
+  Dtype dtype_;
+  std::vector<ParameterSlot> slots_;
+  std::int64_t flat_size_ = 0;
+  Tensor values_;
+  Tensor masters_;
+  Tensor gradients_;
+};
+
+}  // namespace fusegrad::detail

@@ -1,0 +1,11 @@
+// Everything that a program needs: #include <fusegrad/fusegrad.h>.
+#pragma once
+
+#include <fusegrad/autograd/context.h>
+#include <fusegrad/autograd/dtype.h>
+#include <fusegrad/autograd/error.h>
+#include <fusegrad/autograd/parameter.h>
+#include <fusegrad/autograd/random.h>
+#include <fusegrad/autograd/shape.h>
+#include <fusegrad/autograd/tape.h>
+#include <fusegrad/autograd/tensor.h>

@@ -1,0 +1,48 @@
+// Kernels of elementwise arithmetic and of full reductions. Not installed.
+//
+// Elementwise kernels compute in fp32 (fp64 if any operand is f64) and round once. Outputs may be inputs. Reductions
+// sum in a fixed order that does not depend on the number of threads.
+#pragma once
+
+#include <fusegrad/autograd/execution.h>
+#include <fusegrad/ops/views.h>
+
+namespace fusegrad::kernels {
+
+/// y = alpha a + beta b; b may be none. Any mix of floating dtypes.
+struct WeightedSum {
+  ConstVector a = {};
+  double alpha = 1;
+  ConstVector b = {};
+  double beta = 1;
+  Vector y = {};
+};
+void weighted_sum(const CpuExecution& execution, const WeightedSum& args);
+
+/// y = a b + c; c may be none. Any mix of floating dtypes.
+struct MultiplyAdd {
+  ConstVector a = {};
+  ConstVector b = {};
+  ConstVector c = {};
+  Vector y = {};
+};
+void multiply_add(const CpuExecution& execution, const MultiplyAdd& args);
+
+/// y[0] = factor * sum of x; 0 for an empty x.
+struct Sum {
+  ConstVector x = {};
+  double factor = 1;
+  Vector y = {};  ///< one element
+};
+void sum(const CpuExecution& execution, const Sum& args);
+
+/// y[i] = factor * x[0] + c[i]; c may be none.
+struct Broadcast {
+  ConstVector x = {};  ///< one element
+  double factor = 1;
+  ConstVector c = {};
+  Vector y = {};
+};
+void broadcast(const CpuExecution& execution, const Broadcast& args);
+
+}  // namespace fusegrad::kernels

@@ -1,0 +1,73 @@
+// Kernels of the fused affine map, and the plain product of its unfused definition. Not installed.
+//
+// Sizes: m rows (batch), n output features, k input features. All matrices are row-major. Sums are kept in fp32 (fp64
+// for f64) and rounded once, when stored. A null view means "none". Any size may be 0 or 1.
+//
+// Exact: results do not depend on the number of threads; where every partial sum is representable, so is the result.
+#pragma once
+
+#include <fusegrad/autograd/execution.h>
+#include <fusegrad/ops/activation_kind.h>
+#include <fusegrad/ops/views.h>
+
+namespace fusegrad::kernels {
+
+/// y = act(x wᵀ + b).
+struct LinearForward {
+  ConstMatrix x = {};  ///< [m, k], f64, f32, bf16 or f16
+  ConstMatrix w = {};  ///< [n, k], x's dtype
+  ConstVector b = {};  ///< [n], x's dtype, or none
+  Matrix y = {};       ///< [m, n], x's dtype
+  Activation activation = Activation::none;
+  std::uint8_t* mask = nullptr;  ///< relu: bits of z >= 0, mask_bytes(m, n) bytes, padding bits 0; or none
+  Matrix pre_activation = {};    ///< gelu: z [m, n], y's dtype; or none
+};
+void linear_forward(const CpuExecution& execution, const LinearForward& args);
+
+/// dx = act'(saved) ∘ (dz w + c), with bias = column sums of dx + bias_c (of the values before they are rounded).
+struct LinearInputGradient {
+  ConstMatrix dz = {};  ///< [m, n]
+  ConstMatrix w = {};   ///< [n, k], dz's dtype
+  ConstMatrix c = {};   ///< [m, k], dx's dtype; may be dx; or none
+  Matrix dx = {};       ///< [m, k], dz's dtype or its accumulation dtype
+  Activation activation = Activation::none;
+  const std::uint8_t* mask =
+      nullptr;  ///< relu: [m, k] bits; the gradient is selected, not multiplied: 0 where the bit is 0
+  ConstMatrix pre_activation = {};  ///< gelu: z [m, k]
+  Vector bias = {};                 ///< [k], any floating dtype; or none
+  ConstVector bias_c = {};          ///< [k], bias's dtype; may be bias; or none
+};
+void linear_input_gradient(const CpuExecution& execution, const LinearInputGradient& args);
+
+/// dw = dzᵀ x + c, with bias = column sums of dz + bias_c.
+struct LinearWeightGradient {
+  ConstMatrix dz = {};  ///< [m, n]
+  ConstMatrix x = {};   ///< [m, k], dz's dtype
+  ConstMatrix c = {};   ///< [n, k], dw's dtype; may be dw; or none
+  Matrix dw = {};       ///< [n, k], dz's dtype or its accumulation dtype
+  Vector bias = {};     ///< [n]; or none
+  ConstVector bias_c = {};
+};
+void linear_weight_gradient(const CpuExecution& execution, const LinearWeightGradient& args);
+
+/// bias = column sums of dz + bias_c.
+struct ColumnSum {
+  ConstMatrix dz = {};  ///< [m, n]
+  Vector bias = {};     ///< [n], any floating dtype
+  ConstVector bias_c = {};
+};
+void column_sum(const CpuExecution& execution, const ColumnSum& args);
+
+enum class Transpose : std::uint8_t { no, yes };
+
+/// d = op(a) op(b), in the accumulation dtype of a: the product of the unfused definition.
+struct Product {
+  ConstMatrix a = {};  ///< [m, k], or [k, m] transposed
+  Transpose transpose_a = Transpose::no;
+  ConstMatrix b = {};  ///< [k, n], or [n, k] transposed; a's dtype
+  Transpose transpose_b = Transpose::no;
+  Matrix d = {};  ///< [m, n], f32 (f64 for f64)
+};
+void product(const CpuExecution& execution, const Product& args);
+
+}  // namespace fusegrad::kernels
