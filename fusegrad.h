@@ -9,3 +9,5 @@
 #include <fusegrad/autograd/shape.h>
 #include <fusegrad/autograd/tape.h>
 #include <fusegrad/autograd/tensor.h>
+#include <fusegrad/ops/activation.h>
+#include <fusegrad/ops/linear.h>

@@ -1,8 +1,11 @@
-// What a consumer needs to apply the activation gradient of the op that made its input. Not installed.
+// What a consumer needs to apply the activation gradient of the op that made its input, and the saving of it.
+// Not installed.
 #pragma once
 
-#include <fusegrad/autograd/tensor.h>
+#include <fusegrad/autograd/op.h>
+#include <fusegrad/ops/activation_kernels.h>
 #include <fusegrad/ops/activation_kind.h>
+#include <fusegrad/ops/views.h>
 
 namespace fusegrad {
 
@@ -10,7 +13,21 @@ namespace fusegrad {
 struct ActivationGradient {
   Activation activation = Activation::none;
   /// relu: the bit mask (views.h). gelu_tanh, gelu_erf: the pre-activation z, in the dtype of the activation's output.
-  Tensor saved;
+  Tensor saved = {};
 };
+
+/// Points a backward kernel's arguments to what `gradient` saved.
+template <class Args>
+void read_saved(const ActivationGradient& gradient, Args& args) {
+  if (gradient.activation == Activation::relu) {
+    args.mask = static_cast<const std::uint8_t*>(gradient.saved.raw());
+  } else if (gradient.activation != Activation::none) {
+    args.pre_activation = matrix_of(gradient.saved);
+  }
+}
+
+/// Where the relu of `op` writes its bit mask: a new tensor if backward or the branch log wants it. In a replay the
+/// kernel reads the logged decisions instead of the signs.
+Tensor prepare_mask(const Recording& op, std::int64_t rows, std::int64_t cols, kernels::ActivationForward& args);
 
 }  // namespace fusegrad

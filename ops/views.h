@@ -43,10 +43,11 @@ struct Vector {
   operator ConstVector() const { return {data, size, dtype}; }  // NOLINT(google-explicit-constructor)
 };
 
-/// A tensor as a matrix: the last axis is the columns, all others are the rows. A null view for an empty handle.
+/// A tensor as a matrix: the last axis is the columns, all others are the rows; a scalar is 1 x 1. A null view for an
+/// empty handle.
 inline ConstMatrix matrix_of(const Tensor& tensor) {
   if (!tensor.defined()) return {};
-  const std::int64_t cols = tensor.shape()[-1];
+  const std::int64_t cols = tensor.shape().rank() == 0 ? 1 : tensor.shape()[-1];
   std::int64_t rows = 1;
   for (int axis = 0; axis + 1 < tensor.shape().rank(); ++axis) rows *= tensor.shape()[axis];
   return {tensor.raw(), rows, cols, cols, tensor.dtype()};

@@ -1,0 +1,240 @@
+// y = act(x wᵀ + b).
+//
+// Backward, with dz the gradient before the activation (dy itself where the consumer absorbed the activation or there
+// is none, else one pass over dy that also sums the bias gradient):
+//   dx = dz w, with the activation gradient and the bias gradient of the op that made x, where offered
+//   dw = dzᵀ x, with the bias gradient db = column sums of dz if no one made it yet
+// Every gradient is written to its destination once, what was contributed before is added in the same pass.
+//
+// The unfused definition (Fusion::off, and under a branch log): the product in fp32 (fp64 for f64), then separate
+// kernels for bias and activation, activation gradient, column sum and accumulation.
+#include <fusegrad/autograd/check.h>
+#include <fusegrad/ops/activation_gradient.h>
+#include <fusegrad/ops/arithmetic_kernels.h>
+#include <fusegrad/ops/dispatch.h>
+#include <fusegrad/ops/linear.h>
+#include <fusegrad/ops/linear_kernels.h>
+
+namespace fusegrad {
+namespace {
+
+using detail::require;
+using kernels::Transpose;
+
+constexpr int kX = 0;
+constexpr int kW = 1;
+constexpr int kB = 2;
+
+Counters& counters_of(const Context& context) {
+  return context.state().counters();
+}
+
+/// d = op(a) op(b) + c, unfused.
+void unfused_product(const Context& context, kernels::Product product, const GradientRequest& request) {
+  Tensor d = request.d;
+  const Dtype wide = accumulation_dtype(product.a.dtype);
+  const bool direct = d.dtype() == wide && !request.c.defined();
+  Tensor sum = direct ? d : Tensor::empty(context, d.shape(), wide);
+  product.d = mutable_matrix_of(sum);
+  ++counters_of(context).products;
+  dispatch(context, [&](const auto& execution) {
+    kernels::product(execution, product);
+    if (direct) return;
+    kernels::weighted_sum(execution, {.a = vector_of(sum), .b = vector_of(request.c), .y = mutable_vector_of(d)});
+  });
+}
+
+class LinearRule final : public Rule {
+ public:
+  /// Undefined x or w: not needed, because the other gets no gradient.
+  LinearRule(const Tensor& x, const Tensor& w, const ActivationGradient& gradient, bool has_bias)
+      : x_(x), w_(w), gradient_(gradient), has_bias_(has_bias) {
+    for (const Tensor& tensor : {x, w, gradient.saved}) {
+      if (tensor.defined()) save(tensor);
+    }
+  }
+
+  const ActivationGradient* activation_gradient() const override {
+    return gradient_.activation == Activation::none ? nullptr : &gradient_;
+  }
+  int bias_input() const override { return has_bias_ ? kB : -1; }
+
+  void backward(Backward& sweep) override {
+    if (sweep.fusion() == Fusion::off) ++counters_of(sweep.context()).unfused_steps;
+    const bool pass = activation_gradient() && !sweep.absorbed();
+    sweep.note(pass ? "activation gradient in a pass of its own" : "");
+    const Tensor dz = pass ? activation_pass(sweep) : sweep.dy();
+    if (sweep.needs(kX)) input_gradient(sweep, dz);
+    if (sweep.needs(kW)) weight_gradient(sweep, dz);
+    if (has_bias_ && sweep.needs(kB)) bias_gradient(sweep, dz);
+  }
+
+ private:
+  /// A pass over dy: dz, and the bias gradient with it.
+  Tensor activation_pass(Backward& sweep) const {
+    Tensor dz = Tensor::empty(sweep.context(), sweep.dy().shape(), sweep.dy().dtype());
+    kernels::ActivationBackward args{
+        .dy = matrix_of(sweep.dy()), .dz = mutable_matrix_of(dz), .activation = gradient_.activation};
+    read_saved(gradient_, args);
+    const bool with_bias = has_bias_ && sweep.needs(kB) && sweep.fusion() == Fusion::on;
+    if (with_bias) take_bias(sweep, args);
+    ++counters_of(sweep.context()).activation_passes;
+    dispatch(sweep.context(), [&](const auto& execution) { kernels::activation_backward(execution, args); });
+    if (with_bias) sweep.written(kB);
+    return dz;
+  }
+
+  void input_gradient(Backward& sweep, const Tensor& dz) const {
+    if (sweep.fusion() == Fusion::off) {
+      const GradientRequest request = sweep.request(kX);
+      unfused_product(sweep.context(), {.a = matrix_of(dz), .b = matrix_of(w_)}, request);
+      sweep.written(kX);
+      return;
+    }
+    GradientRequest request = sweep.request(kX, Absorb::yes);
+    kernels::LinearInputGradient args{
+        .dz = matrix_of(dz), .w = matrix_of(w_), .c = matrix_of(request.c), .dx = mutable_matrix_of(request.d)};
+    if (request.absorb) {
+      args.activation = request.absorb->activation;
+      read_saved(*request.absorb, args);
+      args.bias = mutable_vector_of(request.bias_d);
+      args.bias_c = vector_of(request.bias_c);
+    }
+    ++counters_of(sweep.context()).products;
+    dispatch(sweep.context(), [&](const auto& execution) { kernels::linear_input_gradient(execution, args); });
+    sweep.written(kX, {.absorbed = request.absorb != nullptr, .bias_gradient = request.bias_d.defined()});
+  }
+
+  void weight_gradient(Backward& sweep, const Tensor& dz) const {
+    GradientRequest request = sweep.request(kW);
+    if (sweep.fusion() == Fusion::off) {
+      unfused_product(sweep.context(), {.a = matrix_of(dz), .transpose_a = Transpose::yes, .b = matrix_of(x_)},
+                      request);
+      sweep.written(kW);
+      return;
+    }
+    kernels::LinearWeightGradient args{
+        .dz = matrix_of(dz), .x = matrix_of(x_), .c = matrix_of(request.c), .dw = mutable_matrix_of(request.d)};
+    const bool with_bias = has_bias_ && sweep.needs(kB);
+    if (with_bias) take_bias(sweep, args);
+    ++counters_of(sweep.context()).products;
+    dispatch(sweep.context(), [&](const auto& execution) { kernels::linear_weight_gradient(execution, args); });
+    sweep.written(kW);
+    if (with_bias) sweep.written(kB);
+  }
+
+  static void bias_gradient(Backward& sweep, const Tensor& dz) {
+    GradientRequest request = sweep.request(kB);
+    const kernels::ColumnSum args{
+        .dz = matrix_of(dz), .bias = mutable_vector_of(request.d), .bias_c = vector_of(request.c)};
+    ++counters_of(sweep.context()).column_sums;
+    dispatch(sweep.context(), [&](const auto& execution) { kernels::column_sum(execution, args); });
+    sweep.written(kB);
+  }
+
+  /// Has the kernel sum the bias gradient on its way.
+  template <class Args>
+  static void take_bias(Backward& sweep, Args& args) {
+    GradientRequest request = sweep.request(kB);
+    args.bias = mutable_vector_of(request.d);
+    args.bias_c = vector_of(request.c);
+    ++counters_of(sweep.context()).fused_bias_sums;
+  }
+
+  Tensor x_;
+  Tensor w_;
+  ActivationGradient gradient_;
+  bool has_bias_;
+};
+
+void check_arguments(const Var& x, const Var& w, const Var* b) {
+  require<ShapeError>(x.shape().rank() >= 2, "linear: x must be [batch, in], got {}", x.shape().to_string());
+  const std::int64_t in = x.shape()[-1];
+  require<ShapeError>(w.shape().rank() == 2 && w.shape()[1] == in,
+                      "linear: w must be [out, {}] ({} = last axis of x), got {}", in, in, w.shape().to_string());
+  require<DtypeError>(w.dtype() == x.dtype(), "linear: w must be {} as x is, got {}", name_of(x.dtype()),
+                      name_of(w.dtype()));
+  if (!b) return;
+  const std::int64_t out = w.shape()[0];
+  require<ShapeError>(b->shape() == Shape{out}, "linear: b must be [{}] ({} = first axis of w), got {}", out, out,
+                      b->shape().to_string());
+  require<DtypeError>(b->dtype() == x.dtype(), "linear: b must be {} as x is, got {}", name_of(x.dtype()),
+                      name_of(b->dtype()));
+}
+
+Shape output_shape(const Shape& x, std::int64_t out) {
+  std::array<std::int64_t, Shape::kMaxRank> extents{};
+  const auto rank = static_cast<std::size_t>(x.rank());
+  for (std::size_t axis = 0; axis + 1 < rank; ++axis) extents[axis] = x[static_cast<int>(axis)];
+  extents[rank - 1] = out;
+  return Shape(std::span<const std::int64_t>(extents.data(), rank));
+}
+
+/// Runs the unfused definition and returns what backward needs of the activation.
+Tensor unfused_forward(const Recording& op, Tensor& y, const Tensor& b, Activation activation) {
+  Tensor z = op.new_tensor(y.shape(), accumulation_dtype(y.dtype()));
+  const kernels::Product product{.a = matrix_of(op.input(kX)),
+                                 .b = matrix_of(op.input(kW)),
+                                 .transpose_b = Transpose::yes,
+                                 .d = mutable_matrix_of(z)};
+  kernels::ActivationForward args{
+      .z = matrix_of(z), .b = vector_of(b), .y = mutable_matrix_of(y), .activation = activation};
+  Tensor saved;
+  if (activation == Activation::relu) {
+    saved = prepare_mask(op, args.z.rows, args.z.cols, args);
+  } else if (activation != Activation::none && op.differentiable()) {
+    saved = op.new_tensor(y.shape(), y.dtype());
+    args.pre_activation = mutable_matrix_of(saved);
+  }
+  ++counters_of(op.context()).unfused_steps;
+  dispatch(op.context(), [&](const auto& execution) {
+    kernels::product(execution, product);
+    kernels::activation_forward(execution, args);
+  });
+  return saved;
+}
+
+/// Runs the fused product and returns what backward needs of the activation.
+Tensor fused_forward(const Recording& op, Tensor& y, const Tensor& b, Activation activation) {
+  kernels::LinearForward args{.x = matrix_of(op.input(kX)),
+                              .w = matrix_of(op.input(kW)),
+                              .b = vector_of(b),
+                              .y = mutable_matrix_of(y),
+                              .activation = activation};
+  Tensor saved;
+  if (op.differentiable() && activation == Activation::relu) {
+    saved = op.new_tensor({mask_bytes(args.y.rows, args.y.cols)}, Dtype::u8);
+    args.mask = static_cast<std::uint8_t*>(saved.mutable_raw());
+  } else if (op.differentiable() && activation != Activation::none) {
+    saved = op.new_tensor(y.shape(), y.dtype());
+    args.pre_activation = mutable_matrix_of(saved);
+  }
+  ++counters_of(op.context()).fused_forwards;
+  dispatch(op.context(), [&](const auto& execution) { kernels::linear_forward(execution, args); });
+  return saved;
+}
+
+Var record(Recording op, const Var& x, const Var& w, const Var* b, Activation activation) {
+  check_arguments(x, w, b);
+  Tensor y = op.new_tensor(output_shape(x.shape(), w.shape()[0]), x.dtype());
+  const Tensor bias = b ? op.input(kB) : Tensor();
+  const bool fused = op.fusion() == Fusion::on && !op.branches();
+  ++counters_of(op.context()).products;
+  ActivationGradient gradient{.activation = activation};
+  gradient.saved = fused ? fused_forward(op, y, bias, activation) : unfused_forward(op, y, bias, activation);
+  op.note(fused ? "one pass: product, bias, activation" : "unfused: product, then bias and activation");
+  return op.finish<LinearRule>(y, op.needs(kW) ? op.input(kX) : Tensor(), op.needs(kX) ? op.input(kW) : Tensor(),
+                               gradient, b != nullptr);
+}
+
+}  // namespace
+
+Var linear(const Var& x, const Var& w, const Var& b, const LinearOptions& options) {
+  return record(Recording("linear", {x, w, b}), x, w, &b, options.activation);
+}
+
+Var linear(const Var& x, const Var& w, const LinearOptions& options) {
+  return record(Recording("linear", {x, w}), x, w, nullptr, options.activation);
+}
+
+}  // namespace fusegrad
