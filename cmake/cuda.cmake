@@ -1,0 +1,39 @@
+# Decides whether the GPU backend is built, and sets FUSEGRAD_WITH_CUDA.
+#
+# The backend is the folders autograd/cuda and ops/cuda. AUTO builds it where they and a CUDA compiler exist; ON makes
+# it an error if either is missing; OFF does not look. CMAKE_CUDA_ARCHITECTURES is respected; unset, it is 90.
+set(FUSEGRAD_WITH_CUDA OFF)
+if(NOT FUSEGRAD_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "fusegrad: FUSEGRAD_CUDA must be AUTO, ON or OFF, got \"${FUSEGRAD_CUDA}\"")
+endif()
+if(FUSEGRAD_CUDA STREQUAL "OFF")
+  message(STATUS "fusegrad: CPU only, because FUSEGRAD_CUDA=OFF")
+  return()
+endif()
+
+set(missing "")
+if(NOT EXISTS "${PROJECT_SOURCE_DIR}/autograd/cuda/CMakeLists.txt" OR
+   NOT EXISTS "${PROJECT_SOURCE_DIR}/ops/cuda/CMakeLists.txt")
+  set(missing "this version of fusegrad has no GPU backend")
+else()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(missing "no CUDA compiler was found; put nvcc in PATH or set CMAKE_CUDA_COMPILER")
+  endif()
+endif()
+if(missing)
+  if(FUSEGRAD_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "fusegrad: FUSEGRAD_CUDA=ON, but ${missing}")
+  endif()
+  message(STATUS "fusegrad: CPU only, because ${missing}")
+  return()
+endif()
+
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 90)
+endif()
+enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
+set(FUSEGRAD_WITH_CUDA ON)
+message(STATUS "fusegrad: CPU and CUDA ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")

@@ -1,0 +1,15 @@
+# The libraries that fusegrad is built with. A target that an embedding project has made already is used as it is.
+# Eigen, fmt and json are headers that only our own sources see; a program that links fusegrad needs none of them.
+if(NOT TARGET Eigen3::Eigen)
+  find_package(Eigen3 3.4 REQUIRED NO_MODULE)
+endif()
+if(NOT TARGET fmt::fmt-header-only)
+  find_package(fmt REQUIRED)
+endif()
+if(NOT TARGET nlohmann_json::nlohmann_json)
+  find_package(nlohmann_json REQUIRED)
+endif()
+if(NOT TARGET ZLIB::ZLIB)
+  find_package(ZLIB REQUIRED)
+endif()
+find_package(Threads REQUIRED)
