@@ -4,6 +4,7 @@
 #include <fusegrad/autograd/context.h>
 #include <fusegrad/autograd/dtype.h>
 #include <fusegrad/autograd/error.h>
+#include <fusegrad/autograd/gradient_check.h>
 #include <fusegrad/autograd/parameter.h>
 #include <fusegrad/autograd/random.h>
 #include <fusegrad/autograd/shape.h>

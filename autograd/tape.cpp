@@ -174,12 +174,17 @@ void Tape::backward(const Var& y, const Tensor& seed, const BackwardOptions& opt
   state_->backward(y, seed, options);
 }
 
+bool Tape::has_gradient(const Var& var) const {
+  const Node& node = state_->node(var, "has_gradient");
+  return (node.kind == NodeKind::variable || node.retained) && var.index_ < state_->slots.size() &&
+         state_->slots[var.index_].gradient.defined();
+}
+
 Tensor Tape::gradient(const Var& var) const {
   const Node& node = state_->node(var, "gradient");
   require<StateError>(node.kind == NodeKind::variable || node.retained,
                       "gradient: {} is neither a variable nor named to retain_gradient", node.op);
-  require<StateError>(var.index_ < state_->slots.size() && state_->slots[var.index_].gradient.defined(),
-                      "gradient: {} has no gradient; backward has not reached it", node.op);
+  require<StateError>(has_gradient(var), "gradient: {} has no gradient; backward has not reached it", node.op);
   return state_->slots[var.index_].gradient;
 }
 

@@ -115,6 +115,8 @@ class Tape {
   /// backwards add to a variable's gradient and replace a retained one.
   /// Errors: StateError if there is none, or the Var is stale.
   Tensor gradient(const Var& var) const;
+  /// True if gradient(var) would return one. Errors: StateError if the Var is stale.
+  bool has_gradient(const Var& var) const;
   /// Keeps the complete gradient of an intermediate value, before its op's activation gradient is applied.
   void retain_gradient(const Var& var);
   /// Calls `hook` with the complete gradient of `var`, before its op's activation gradient is applied.
