@@ -11,4 +11,7 @@
 #include <fusegrad/autograd/tape.h>
 #include <fusegrad/autograd/tensor.h>
 #include <fusegrad/ops/activation.h>
+#include <fusegrad/ops/arithmetic.h>
 #include <fusegrad/ops/linear.h>
+#include <fusegrad/ops/reduction.h>
+#include <fusegrad/ops/reshape.h>

@@ -1,7 +1,7 @@
 // Kernels of elementwise arithmetic and of full reductions. Not installed.
 //
 // Elementwise kernels compute in fp32 (fp64 if any operand is f64) and round once. Outputs may be inputs. Reductions
-// sum in a fixed order that does not depend on the number of threads.
+// sum in fp64, in a fixed order that does not depend on the number of threads, and round once.
 #pragma once
 
 #include <fusegrad/autograd/execution.h>
@@ -9,7 +9,7 @@
 
 namespace fusegrad::kernels {
 
-/// y = alpha a + beta b; b may be none. Any mix of floating dtypes.
+/// y = alpha a + beta b; b may be none. Any mix of floating dtypes. alpha and beta are rounded to the type of the sum.
 struct WeightedSum {
   ConstVector a = {};
   double alpha = 1;
@@ -28,18 +28,18 @@ struct MultiplyAdd {
 };
 void multiply_add(const CpuExecution& execution, const MultiplyAdd& args);
 
-/// y[0] = factor * sum of x; 0 for an empty x.
+/// y[0] = sum of x / divisor. Division, because a mean of equal values must be that value: 49 * (1 / 49) is not 1.
 struct Sum {
   ConstVector x = {};
-  double factor = 1;
+  double divisor = 1;
   Vector y = {};  ///< one element
 };
 void sum(const CpuExecution& execution, const Sum& args);
 
-/// y[i] = factor * x[0] + c[i]; c may be none.
+/// y[i] = x[0] / divisor + c[i]; c may be none.
 struct Broadcast {
   ConstVector x = {};  ///< one element
-  double factor = 1;
+  double divisor = 1;
   ConstVector c = {};
   Vector y = {};
 };
