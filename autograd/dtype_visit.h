@@ -1,10 +1,11 @@
 // Calls a template lambda with the C++ type of a Dtype. For fusegrad's own sources; not installed.
 #pragma once
 
+#include <string>
 #include <utility>
 
-#include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/dtype.h>
+#include <fusegrad/autograd/error.h>
 
 namespace fusegrad::detail {
 
@@ -21,7 +22,7 @@ decltype(auto) visit_floating(Dtype dtype, F&& f) {
     case Dtype::f16:
       return std::forward<F>(f).template operator()<f16>();
     default:
-      throw DtypeError(fmt::format("a floating-point dtype is needed, got {}", name_of(dtype)));
+      throw DtypeError("a floating-point dtype is needed, got " + std::string(name_of(dtype)));
   }
 }
 
