@@ -10,6 +10,9 @@
 #include <fusegrad/autograd/shape.h>
 #include <fusegrad/autograd/tape.h>
 #include <fusegrad/autograd/tensor.h>
+#include <fusegrad/io/csv.h>
+#include <fusegrad/io/data_loader.h>
+#include <fusegrad/io/dataset.h>
 #include <fusegrad/ops/activation.h>
 #include <fusegrad/ops/arithmetic.h>
 #include <fusegrad/ops/linear.h>
