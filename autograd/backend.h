@@ -18,7 +18,8 @@ class Backend {
   virtual void copy_from_host(void* device, const void* host, std::size_t bytes) = 0;
   virtual void copy_to_host(void* host, const void* device, std::size_t bytes) = 0;
   virtual void copy_within(void* to, const void* from, std::size_t bytes) = 0;
-  virtual void fill_zero(void* block, std::size_t bytes) = 0;
+  /// Writes `count` copies of an element of 1, 2, 4 or 8 bytes.
+  virtual void fill(void* block, const void* element, std::size_t element_bytes, std::size_t count) = 0;
   virtual void synchronize() = 0;
 };
 

@@ -55,43 +55,23 @@ Fusion resolve_fusion(const std::optional<Fusion>& option) {
 
 }  // namespace
 
-std::string Device::to_string() const {
-  return type == DeviceType::cpu ? "cpu" : fmt::format("cuda:{}", index);
-}
+std::string Device::to_string() const { return type == DeviceType::cpu ? "cpu" : fmt::format("cuda:{}", index); }
 
 Context Context::cpu(const ContextOptions& options) {
   return Context(std::make_shared<detail::ContextState>(detail::make_cpu_backend(), resolve_threads(options.threads),
                                                         resolve_fusion(options.fusion)));
 }
 
-Context Context::cuda(const ContextOptions&) {
-  throw DeviceError("context: this fusegrad was built without CUDA");
-}
+Context Context::cuda(const ContextOptions&) { throw DeviceError("context: this fusegrad was built without CUDA"); }
 
-Context Context::best(const ContextOptions& options) {
-  return cpu(options);
-}
+Context Context::best(const ContextOptions& options) { return cpu(options); }
 
-Device Context::device() const {
-  return state_->backend().device();
-}
-int Context::threads() const {
-  return state_->pool().threads();
-}
-Fusion Context::fusion() const {
-  return state_->fusion();
-}
-const Counters& Context::counters() const {
-  return state_->counters();
-}
-MemoryUse Context::memory() const {
-  return state_->memory().use();
-}
-void Context::synchronize() const {
-  state_->backend().synchronize();
-}
-void Context::release_cached_memory() const {
-  state_->memory().trim();
-}
+Device Context::device() const { return state_->backend().device(); }
+int Context::threads() const { return state_->pool().threads(); }
+Fusion Context::fusion() const { return state_->fusion(); }
+const Counters& Context::counters() const { return state_->counters(); }
+MemoryUse Context::memory() const { return state_->memory().use(); }
+void Context::synchronize() const { state_->backend().synchronize(); }
+void Context::release_cached_memory() const { state_->memory().trim(); }
 
 }  // namespace fusegrad

@@ -78,18 +78,12 @@ enum class Dtype : std::uint8_t { f64, f32, bf16, f16, i32, u8 };
 /// Bytes an element.
 constexpr std::size_t size_of(Dtype dtype) {
   switch (dtype) {
-    case Dtype::f64:
-      return 8;
-    case Dtype::f32:
-      return 4;
-    case Dtype::bf16:
-      return 2;
-    case Dtype::f16:
-      return 2;
-    case Dtype::i32:
-      return 4;
-    case Dtype::u8:
-      return 1;
+    case Dtype::f64: return 8;
+    case Dtype::f32: return 4;
+    case Dtype::bf16: return 2;
+    case Dtype::f16: return 2;
+    case Dtype::i32: return 4;
+    case Dtype::u8: return 1;
   }
   return 0;
 }
@@ -97,18 +91,12 @@ constexpr std::size_t size_of(Dtype dtype) {
 /// "f64", "f32", "bf16", "f16", "i32" or "u8".
 constexpr std::string_view name_of(Dtype dtype) {
   switch (dtype) {
-    case Dtype::f64:
-      return "f64";
-    case Dtype::f32:
-      return "f32";
-    case Dtype::bf16:
-      return "bf16";
-    case Dtype::f16:
-      return "f16";
-    case Dtype::i32:
-      return "i32";
-    case Dtype::u8:
-      return "u8";
+    case Dtype::f64: return "f64";
+    case Dtype::f32: return "f32";
+    case Dtype::bf16: return "bf16";
+    case Dtype::f16: return "f16";
+    case Dtype::i32: return "i32";
+    case Dtype::u8: return "u8";
   }
   return "?";
 }
@@ -119,9 +107,7 @@ constexpr bool is_floating(Dtype dtype) {
 }
 
 /// The dtype in which sums, losses and parameter gradients of `dtype` are kept: f64 for f64, else f32.
-constexpr Dtype accumulation_dtype(Dtype dtype) {
-  return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32;
-}
+constexpr Dtype accumulation_dtype(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
 
 namespace detail {
 template <class T>

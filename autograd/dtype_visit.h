@@ -13,16 +13,11 @@ namespace fusegrad::detail {
 template <class F>
 decltype(auto) visit_floating(Dtype dtype, F&& f) {
   switch (dtype) {
-    case Dtype::f64:
-      return std::forward<F>(f).template operator()<double>();
-    case Dtype::f32:
-      return std::forward<F>(f).template operator()<float>();
-    case Dtype::bf16:
-      return std::forward<F>(f).template operator()<bf16>();
-    case Dtype::f16:
-      return std::forward<F>(f).template operator()<f16>();
-    default:
-      throw DtypeError("a floating-point dtype is needed, got " + std::string(name_of(dtype)));
+    case Dtype::f64: return std::forward<F>(f).template operator()<double>();
+    case Dtype::f32: return std::forward<F>(f).template operator()<float>();
+    case Dtype::bf16: return std::forward<F>(f).template operator()<bf16>();
+    case Dtype::f16: return std::forward<F>(f).template operator()<f16>();
+    default: throw DtypeError("a floating-point dtype is needed, got " + std::string(name_of(dtype)));
   }
 }
 

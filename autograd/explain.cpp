@@ -10,18 +10,12 @@ namespace {
 
 std::string_view text_of(AbsorbOutcome outcome) {
   switch (outcome) {
-    case AbsorbOutcome::none:
-      return "";
-    case AbsorbOutcome::absorbed:
-      return "activation gradient absorbed by the consumer";
-    case AbsorbOutcome::consumer_cannot:
-      return "activation gradient not absorbed: the last consumer cannot";
-    case AbsorbOutcome::observed:
-      return "activation gradient not absorbed: the gradient is hooked or retained";
-    case AbsorbOutcome::fusion_off:
-      return "activation gradient not absorbed: fusion is off";
-    case AbsorbOutcome::declined:
-      return "activation gradient not absorbed: the consumer declined";
+    case AbsorbOutcome::none: return "";
+    case AbsorbOutcome::absorbed: return "activation gradient absorbed by the consumer";
+    case AbsorbOutcome::consumer_cannot: return "activation gradient not absorbed: the last consumer cannot";
+    case AbsorbOutcome::observed: return "activation gradient not absorbed: the gradient is hooked or retained";
+    case AbsorbOutcome::fusion_off: return "activation gradient not absorbed: fusion is off";
+    case AbsorbOutcome::declined: return "activation gradient not absorbed: the consumer declined";
   }
   return "";
 }

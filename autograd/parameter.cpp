@@ -83,25 +83,13 @@ ParameterSlot& laid_out_slot(const Parameter& parameter) {
 
 }  // namespace
 
-const std::string& Parameter::name() const {
-  return slot_of(*this).name;
-}
-const Shape& Parameter::shape() const {
-  return slot_of(*this).shape;
-}
-Dtype Parameter::dtype() const {
-  return slot_of(*this), store_->dtype();
-}
-Context Parameter::context() const {
-  return slot_of(*this), store_->context();
-}
+const std::string& Parameter::name() const { return slot_of(*this).name; }
+const Shape& Parameter::shape() const { return slot_of(*this).shape; }
+Dtype Parameter::dtype() const { return slot_of(*this), store_->dtype(); }
+Context Parameter::context() const { return slot_of(*this), store_->context(); }
 
-Tensor Parameter::value() const {
-  return laid_out_slot(*this).value;
-}
-Tensor Parameter::master() const {
-  return laid_out_slot(*this).master;
-}
+Tensor Parameter::value() const { return laid_out_slot(*this).value; }
+Tensor Parameter::master() const { return laid_out_slot(*this).master; }
 
 Tensor Parameter::gradient() const {
   const ParameterSlot& slot = laid_out_slot(*this);
@@ -109,12 +97,8 @@ Tensor Parameter::gradient() const {
   return slot.gradient;
 }
 
-bool Parameter::has_gradient() const {
-  return slot_of(*this).gradient_valid;
-}
-void Parameter::clear_gradient() const {
-  slot_of(*this).gradient_valid = false;
-}
+bool Parameter::has_gradient() const { return slot_of(*this).gradient_valid; }
+void Parameter::clear_gradient() const { slot_of(*this).gradient_valid = false; }
 
 void Parameter::assign(const Tensor& values) const {
   ParameterSlot& slot = laid_out_slot(*this);
@@ -128,15 +112,9 @@ void Parameter::assign(const Tensor& values) const {
   if (!slot.value.shares_memory_with(slot.master)) slot.value.copy_from(value);
 }
 
-void Parameter::freeze() const {
-  slot_of(*this).frozen = true;
-}
-void Parameter::unfreeze() const {
-  slot_of(*this).frozen = false;
-}
-bool Parameter::frozen() const {
-  return slot_of(*this).frozen;
-}
+void Parameter::freeze() const { slot_of(*this).frozen = true; }
+void Parameter::unfreeze() const { slot_of(*this).frozen = false; }
+bool Parameter::frozen() const { return slot_of(*this).frozen; }
 
 ParameterSet::ParameterSet(const Context& context, Dtype dtype) {
   require<DtypeError>(is_floating(dtype), "parameter set: the dtype must be f64, f32, bf16 or f16, got {}",
@@ -148,15 +126,9 @@ Parameter ParameterSet::add(std::string name, const Shape& shape, Initializer in
   return Parameter(store_, store_->add(std::move(name), shape, std::move(initializer)));
 }
 
-const Context& ParameterSet::context() const {
-  return store_->context();
-}
-Dtype ParameterSet::dtype() const {
-  return store_->dtype();
-}
-std::size_t ParameterSet::size() const {
-  return store_->slots().size();
-}
+const Context& ParameterSet::context() const { return store_->context(); }
+Dtype ParameterSet::dtype() const { return store_->dtype(); }
+std::size_t ParameterSet::size() const { return store_->slots().size(); }
 
 Parameter ParameterSet::operator[](std::size_t index) const {
   require<ValueError>(index < size(), "parameter set: there is no parameter {}, the set has {}", index, size());

@@ -267,35 +267,15 @@ void TapeState::abandon() noexcept {
 
 }  // namespace detail
 
-const Context& Backward::context() const {
-  return *state_.context;
-}
-Fusion Backward::fusion() const {
-  return state_.fusion;
-}
-const Tensor& Backward::dy() const {
-  return state_.slots[node_].gradient;
-}
-bool Backward::absorbed() const {
-  return state_.slots[node_].absorbed;
-}
-bool Backward::needs(int index) const {
-  return state_.needs(node_, index);
-}
-bool Backward::may_alias(int index) const {
-  return state_.may_alias(node_, index);
-}
-GradientRequest Backward::request(int index, Absorb absorb) {
-  return state_.request(node_, index, absorb);
-}
-void Backward::written(int index, const GradientAnswer& answer) {
-  state_.written(node_, index, answer);
-}
-void Backward::alias(int index, const Tensor& gradient) {
-  state_.alias(node_, index, gradient);
-}
-void Backward::note(std::string_view text) {
-  state_.nodes[node_].backward_note = text;
-}
+const Context& Backward::context() const { return *state_.context; }
+Fusion Backward::fusion() const { return state_.fusion; }
+const Tensor& Backward::dy() const { return state_.slots[node_].gradient; }
+bool Backward::absorbed() const { return state_.slots[node_].absorbed; }
+bool Backward::needs(int index) const { return state_.needs(node_, index); }
+bool Backward::may_alias(int index) const { return state_.may_alias(node_, index); }
+GradientRequest Backward::request(int index, Absorb absorb) { return state_.request(node_, index, absorb); }
+void Backward::written(int index, const GradientAnswer& answer) { state_.written(node_, index, answer); }
+void Backward::alias(int index, const Tensor& gradient) { state_.alias(node_, index, gradient); }
+void Backward::note(std::string_view text) { state_.nodes[node_].backward_note = text; }
 
 }  // namespace fusegrad

@@ -134,26 +134,14 @@ Tape::Tape(const Context& context, const TapeOptions& options) {
   state_->open(context, options);
 }
 
-Tape::~Tape() {
-  state_->close();
-}
+Tape::~Tape() { state_->close(); }
 
-const Context& Tape::context() const {
-  return *state_->context;
-}
-Mode Tape::mode() const {
-  return state_->mode;
-}
-Fusion Tape::fusion() const {
-  return state_->fusion;
-}
+const Context& Tape::context() const { return *state_->context; }
+Mode Tape::mode() const { return state_->mode; }
+Fusion Tape::fusion() const { return state_->fusion; }
 
-Var Tape::input(const Tensor& value) {
-  return state_->add_leaf(NodeKind::input, "input", value, false);
-}
-Var Tape::variable(const Tensor& value) {
-  return state_->add_leaf(NodeKind::variable, "variable", value, true);
-}
+Var Tape::input(const Tensor& value) { return state_->add_leaf(NodeKind::input, "input", value, false); }
+Var Tape::variable(const Tensor& value) { return state_->add_leaf(NodeKind::variable, "variable", value, true); }
 
 Var Tape::parameter(const Parameter& parameter) {
   state_->check_open("parameter");
@@ -166,9 +154,7 @@ Var Tape::parameter(const Parameter& parameter) {
   return leaf;
 }
 
-void Tape::backward(const Var& loss, const BackwardOptions& options) {
-  state_->backward(loss, std::nullopt, options);
-}
+void Tape::backward(const Var& loss, const BackwardOptions& options) { state_->backward(loss, std::nullopt, options); }
 
 void Tape::backward(const Var& y, const Tensor& seed, const BackwardOptions& options) {
   state_->backward(y, seed, options);
@@ -209,9 +195,7 @@ void Tape::reset() {
   require<StateError>(!state_->sweeping, "reset: a gradient hook may not reset the tape while backward runs");
   state_->clear();
 }
-std::int64_t Tape::size() const {
-  return static_cast<std::int64_t>(state_->nodes.size());
-}
+std::int64_t Tape::size() const { return static_cast<std::int64_t>(state_->nodes.size()); }
 
 std::int64_t Tape::saved_bytes() const {
   std::int64_t bytes = 0;
@@ -219,13 +203,9 @@ std::int64_t Tape::saved_bytes() const {
   return bytes;
 }
 
-std::string Tape::explain() const {
-  return state_->explain();
-}
+std::string Tape::explain() const { return state_->explain(); }
 
-void Rule::save(const Tensor& tensor) {
-  saved_[static_cast<std::size_t>(saved_count_++)] = {tensor, tensor.version()};
-}
+void Rule::save(const Tensor& tensor) { saved_[static_cast<std::size_t>(saved_count_++)] = {tensor, tensor.version()}; }
 
 Recording::Recording(std::string_view op, std::initializer_list<std::reference_wrapper<const Var>> inputs) : op_(op) {
   for (const Var& input : inputs) {
@@ -237,18 +217,10 @@ Recording::Recording(std::string_view op, std::initializer_list<std::reference_w
   }
 }
 
-const Context& Recording::context() const {
-  return *state_->context;
-}
-Fusion Recording::fusion() const {
-  return state_->fusion;
-}
-BranchLog* Recording::branches() const {
-  return state_->branches;
-}
-const Tensor& Recording::input(int index) const {
-  return inputs_[static_cast<std::size_t>(index)]->value_;
-}
+const Context& Recording::context() const { return *state_->context; }
+Fusion Recording::fusion() const { return state_->fusion; }
+BranchLog* Recording::branches() const { return state_->branches; }
+const Tensor& Recording::input(int index) const { return inputs_[static_cast<std::size_t>(index)]->value_; }
 
 bool Recording::needs(int index) const {
   const std::uint32_t node = inputs_[static_cast<std::size_t>(index)]->index_;

@@ -13,9 +13,7 @@ using detail::require;
 
 namespace detail {
 
-void retain(Storage* storage) noexcept {
-  storage->references.fetch_add(1, std::memory_order_relaxed);
-}
+void retain(Storage* storage) noexcept { storage->references.fetch_add(1, std::memory_order_relaxed); }
 
 void release(Storage* storage) noexcept {
   if (storage->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
@@ -45,11 +43,7 @@ Tensor Tensor::empty(const Context& context, const Shape& shape, Dtype dtype) {
   return Tensor(std::move(storage), shape, dtype, 0);
 }
 
-Tensor Tensor::zeros(const Context& context, const Shape& shape, Dtype dtype) {
-  Tensor tensor = empty(context, shape, dtype);
-  context.state().backend().fill_zero(tensor.mutable_raw(), static_cast<std::size_t>(tensor.bytes()));
-  return tensor;
-}
+Tensor Tensor::zeros(const Context& context, const Shape& shape, Dtype dtype) { return full(context, shape, dtype, 0); }
 
 Tensor Tensor::full(const Context& context, const Shape& shape, Dtype dtype, double value) {
   return detail::visit_any(dtype, [&]<class T>() {
@@ -63,7 +57,9 @@ Tensor Tensor::full(const Context& context, const Shape& shape, Dtype dtype, dou
     } else {
       element = detail::narrow<T>(value);
     }
-    return from(context, shape, std::vector<T>(static_cast<std::size_t>(shape.size()), element));
+    Tensor tensor = empty(context, shape, dtype);
+    context.state().backend().fill(tensor.mutable_raw(), &element, sizeof(T), static_cast<std::size_t>(shape.size()));
+    return tensor;
   });
 }
 
@@ -134,9 +130,7 @@ Tensor Tensor::to(const Context& context) const {
   return copy;
 }
 
-Tensor Tensor::clone() const {
-  return to(context());
-}
+Tensor Tensor::clone() const { return to(context()); }
 
 Tensor Tensor::reshape(const Shape& shape) const {
   check_defined();
@@ -166,17 +160,13 @@ void* Tensor::mutable_raw() {
   return static_cast<std::byte*>(storage_->data) + byte_offset_;
 }
 
-std::uint64_t Tensor::version() const {
-  return storage_ ? storage_->version.load(std::memory_order_relaxed) : 0;
-}
+std::uint64_t Tensor::version() const { return storage_ ? storage_->version.load(std::memory_order_relaxed) : 0; }
 
 bool Tensor::unique() const {
   return storage_ && !storage_->borrowed && storage_->references.load(std::memory_order_acquire) == 1;
 }
 
-void Tensor::check_defined() const {
-  require<StateError>(defined(), "tensor: this handle is empty");
-}
+void Tensor::check_defined() const { require<StateError>(defined(), "tensor: this handle is empty"); }
 
 void Tensor::check_host_access(Dtype wanted) const {
   check_defined();

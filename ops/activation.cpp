@@ -56,14 +56,8 @@ Var activate(const Var& x, Activation activation) {
   return op.finish<ActivationRule>(y, activation, to_save);
 }
 
-Var relu(const Var& x) {
-  return activate(x, Activation::relu);
-}
-Var gelu_tanh(const Var& x) {
-  return activate(x, Activation::gelu_tanh);
-}
-Var gelu_erf(const Var& x) {
-  return activate(x, Activation::gelu_erf);
-}
+Var relu(const Var& x) { return activate(x, Activation::relu); }
+Var gelu_tanh(const Var& x) { return activate(x, Activation::gelu_tanh); }
+Var gelu_erf(const Var& x) { return activate(x, Activation::gelu_erf); }
 
 }  // namespace fusegrad

@@ -13,14 +13,10 @@ enum class Activation : std::uint8_t { none, relu, gelu_tanh, gelu_erf };
 
 constexpr std::string_view name_of(Activation activation) {
   switch (activation) {
-    case Activation::none:
-      return "none";
-    case Activation::relu:
-      return "relu";
-    case Activation::gelu_tanh:
-      return "gelu_tanh";
-    case Activation::gelu_erf:
-      return "gelu_erf";
+    case Activation::none: return "none";
+    case Activation::relu: return "relu";
+    case Activation::gelu_tanh: return "gelu_tanh";
+    case Activation::gelu_erf: return "gelu_erf";
   }
   return "?";
 }

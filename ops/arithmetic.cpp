@@ -104,13 +104,9 @@ Var record_sum(Recording op, const Var& a, const Var& b, double sign) {
 
 }  // namespace
 
-Var add(const Var& a, const Var& b) {
-  return record_sum(Recording("add", {a, b}), a, b, 1);
-}
+Var add(const Var& a, const Var& b) { return record_sum(Recording("add", {a, b}), a, b, 1); }
 
-Var sub(const Var& a, const Var& b) {
-  return record_sum(Recording("sub", {a, b}), a, b, -1);
-}
+Var sub(const Var& a, const Var& b) { return record_sum(Recording("sub", {a, b}), a, b, -1); }
 
 Var mul(const Var& a, const Var& b) {
   Recording op("mul", {a, b});

@@ -27,23 +27,11 @@ Var mul(const Var& a, const Var& b);
 /// Error:   u |y| if the factor is representable in fp32 (fp64 for f64), else 2^-24 |y| more.
 Var scale(const Var& x, double factor);
 
-inline Var operator+(const Var& a, const Var& b) {
-  return add(a, b);
-}
-inline Var operator-(const Var& a, const Var& b) {
-  return sub(a, b);
-}
-inline Var operator-(const Var& x) {
-  return scale(x, -1);
-}
-inline Var operator*(const Var& a, const Var& b) {
-  return mul(a, b);
-}
-inline Var operator*(double factor, const Var& x) {
-  return scale(x, factor);
-}
-inline Var operator*(const Var& x, double factor) {
-  return scale(x, factor);
-}
+inline Var operator+(const Var& a, const Var& b) { return add(a, b); }
+inline Var operator-(const Var& a, const Var& b) { return sub(a, b); }
+inline Var operator-(const Var& x) { return scale(x, -1); }
+inline Var operator*(const Var& a, const Var& b) { return mul(a, b); }
+inline Var operator*(double factor, const Var& x) { return scale(x, factor); }
+inline Var operator*(const Var& x, double factor) { return scale(x, factor); }
 
 }  // namespace fusegrad

@@ -25,9 +25,7 @@ constexpr int kX = 0;
 constexpr int kW = 1;
 constexpr int kB = 2;
 
-Counters& counters_of(const Context& context) {
-  return context.state().counters();
-}
+Counters& counters_of(const Context& context) { return context.state().counters(); }
 
 /// d = op(a) op(b) + c, unfused.
 void unfused_product(const Context& context, kernels::Product product, const GradientRequest& request) {

@@ -36,9 +36,7 @@ Var record(Recording op, const Var& x, double divisor) {
 
 }  // namespace
 
-Var sum(const Var& x) {
-  return record(Recording("sum", {x}), x, 1);
-}
+Var sum(const Var& x) { return record(Recording("sum", {x}), x, 1); }
 
 Var mean(const Var& x) {
   return record(Recording("mean", {x}), x, static_cast<double>(std::max<std::int64_t>(x.shape().size(), 1)));

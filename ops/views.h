@@ -72,13 +72,9 @@ inline Vector mutable_vector_of(Tensor& tensor) {
 // The bit is z >= 0: 1 at both zeros.
 
 /// Bytes of one row of the mask of a matrix with `cols` columns.
-constexpr std::int64_t mask_row_bytes(std::int64_t cols) {
-  return (cols + 127) / 128 * 16;
-}
+constexpr std::int64_t mask_row_bytes(std::int64_t cols) { return (cols + 127) / 128 * 16; }
 
 /// Bytes of a whole mask.
-constexpr std::int64_t mask_bytes(std::int64_t rows, std::int64_t cols) {
-  return rows * mask_row_bytes(cols);
-}
+constexpr std::int64_t mask_bytes(std::int64_t rows, std::int64_t cols) { return rows * mask_row_bytes(cols); }
 
 }  // namespace fusegrad

@@ -1,3 +1,4 @@
+#include <cstddef>
 #include <cstring>
 #include <new>
 
@@ -18,16 +19,15 @@ class CpuBackend final : public Backend {
   void copy_within(void* to, const void* from, std::size_t bytes) override {
     if (bytes != 0) std::memmove(to, from, bytes);
   }
-  void fill_zero(void* block, std::size_t bytes) override {
-    if (bytes != 0) std::memset(block, 0, bytes);
+  void fill(void* block, const void* element, std::size_t element_bytes, std::size_t count) override {
+    auto* out = static_cast<std::byte*>(block);
+    for (std::size_t i = 0; i < count; ++i) std::memcpy(out + i * element_bytes, element, element_bytes);
   }
   void synchronize() override {}
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend() {
-  return std::make_unique<CpuBackend>();
-}
+std::unique_ptr<Backend> make_cpu_backend() { return std::make_unique<CpuBackend>(); }
 
 }  // namespace fusegrad::detail

@@ -152,17 +152,9 @@ class ThreadPool::Impl {
 ThreadPool::ThreadPool(int threads) : impl_(std::make_unique<Impl>(threads)) {}
 ThreadPool::~ThreadPool() = default;
 
-int ThreadPool::threads() const {
-  return impl_->threads();
-}
-void ThreadPool::run_erased(std::int64_t count, void* context, Call call) {
-  impl_->run(count, context, call);
-}
-void* ThreadPool::scratch(int worker, std::size_t bytes) {
-  return impl_->scratch(worker, bytes);
-}
-void* ThreadPool::shared_scratch(std::size_t bytes) {
-  return impl_->scratch(threads(), bytes);
-}
+int ThreadPool::threads() const { return impl_->threads(); }
+void ThreadPool::run_erased(std::int64_t count, void* context, Call call) { impl_->run(count, context, call); }
+void* ThreadPool::scratch(int worker, std::size_t bytes) { return impl_->scratch(worker, bytes); }
+void* ThreadPool::shared_scratch(std::size_t bytes) { return impl_->scratch(threads(), bytes); }
 
 }  // namespace fusegrad::detail
