@@ -13,6 +13,7 @@
 #include <fusegrad/io/csv.h>
 #include <fusegrad/io/data_loader.h>
 #include <fusegrad/io/dataset.h>
+#include <fusegrad/io/idx.h>
 #include <fusegrad/ops/activation.h>
 #include <fusegrad/ops/arithmetic.h>
 #include <fusegrad/ops/linear.h>

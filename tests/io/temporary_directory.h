@@ -33,6 +33,7 @@ class TemporaryDirectory {
   /// Writes a file and returns its path.
   std::string write(std::string_view name, std::string_view content) const {
     const std::string path = *this / name;
+    std::filesystem::remove(path);  // cutting a file to nothing makes some file systems wait for the disk
     std::ofstream(path, std::ios::binary).write(content.data(), static_cast<std::streamsize>(content.size()));
     return path;
   }
