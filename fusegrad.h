@@ -14,6 +14,7 @@
 #include <fusegrad/io/data_loader.h>
 #include <fusegrad/io/dataset.h>
 #include <fusegrad/io/idx.h>
+#include <fusegrad/io/weights.h>
 #include <fusegrad/ops/activation.h>
 #include <fusegrad/ops/arithmetic.h>
 #include <fusegrad/ops/linear.h>

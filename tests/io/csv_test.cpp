@@ -20,11 +20,11 @@
 namespace fusegrad {
 namespace {
 
+using test::message_of;
+using test::TemporaryDirectory;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using test::message_of;
-using test::TemporaryDirectory;
 
 class CsvTest : public ::testing::Test {
  protected:

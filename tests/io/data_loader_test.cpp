@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <ranges>
@@ -10,20 +8,20 @@
 
 #include <gmock/gmock.h>
 
+#include "tests/io/fake_gpu.h"
 #include "tests/io/message_of.h"
 
-#include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/error.h>
 #include <fusegrad/io/data_loader.h>
 
 namespace fusegrad {
 namespace {
 
+using test::message_of;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using test::message_of;
 
 static_assert(std::ranges::input_range<DataLoader>);
 
@@ -284,28 +282,9 @@ TEST(DataLoaderTest, GivesTheSameBatchWithAnyNumberOfThreads) {
   }
 }
 
-/// Host memory under a GPU's name: the loader must not write to it directly.
-class FakeGpu final : public detail::Backend {
- public:
-  Device device() const override { return {.type = DeviceType::cuda, .index = 0}; }
-  void* allocate(std::size_t bytes) override { return std::aligned_alloc(256, (bytes + 255) / 256 * 256); }
-  void release(void* block) override { std::free(block); }  // NOLINT(cppcoreguidelines-no-malloc)
-  void copy_from_host(void* to, const void* from, std::size_t bytes) override {
-    ++copies_from_host;
-    std::memcpy(to, from, bytes);
-  }
-  void copy_to_host(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
-  void copy_within(void* to, const void* from, std::size_t bytes) override { std::memmove(to, from, bytes); }
-  void fill_zero(void* block, std::size_t bytes) override { std::memset(block, 0, bytes); }
-  void synchronize() override {}
-
-  int copies_from_host = 0;
-};
-
 TEST(DataLoaderTest, CopiesToAnotherDevice) {
-  auto backend = std::make_unique<FakeGpu>();
-  FakeGpu& gpu = *backend;
-  const Context context(std::make_shared<detail::ContextState>(std::move(backend), 1, Fusion::on));
+  const test::FakeGpu gpu;
+  const Context context = gpu.context();
   DataLoader loader(context, numbered(5), {.batch_size = 3, .dtype = Dtype::f16});
   std::vector<float> values;
   for (auto [x, label] : loader) {
@@ -315,7 +294,7 @@ TEST(DataLoaderTest, CopiesToAnotherDevice) {
     for (const f16 value : x.to_vector<f16>()) values.push_back(value);
   }
   EXPECT_THAT(values, ElementsAre(0, .5f, 1, 1.5f, 2, 2.5f, 3, 3.5f, 4, 4.5f));
-  EXPECT_EQ(gpu.copies_from_host, 4) << "x and label of two batches";
+  EXPECT_EQ(gpu.copies_from_host(), 4) << "x and label of two batches";
 }
 
 }  // namespace
