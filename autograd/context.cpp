@@ -8,6 +8,8 @@
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/cpu/host_memory.h>
+#include <fusegrad/autograd/cuda/cuda_state.h>
+#include <fusegrad/autograd/cuda/device.h>
 
 namespace fusegrad {
 namespace {
@@ -53,22 +55,57 @@ Fusion resolve_fusion(const std::optional<Fusion>& option) {
   return value == "on" ? Fusion::on : Fusion::off;
 }
 
+Strategy resolve_strategy(const std::optional<Strategy>& option) {
+  if (option) return *option;
+  const char* text = environment("FUSEGRAD_STRATEGY");
+  if (!text) return Strategy::automatic;
+  const std::string_view value = text;
+  for (const Strategy strategy : {Strategy::epilogue, Strategy::split, Strategy::pass}) {
+    if (value == name_of(strategy)) return strategy;
+  }
+  throw ValueError(
+      fmt::format("context: FUSEGRAD_STRATEGY must be \"epilogue\", \"split\" or \"pass\", got \"{}\"", value));
+}
+
+detail::ContextSettings resolve(const ContextOptions& options) {
+  return {.threads = resolve_threads(options.threads),
+          .fusion = resolve_fusion(options.fusion),
+          .math = options.math,
+          .strategy = resolve_strategy(options.strategy),
+          .deterministic = options.deterministic};
+}
+
 }  // namespace
 
 std::string Device::to_string() const { return type == DeviceType::cpu ? "cpu" : fmt::format("cuda:{}", index); }
 
 Context Context::cpu(const ContextOptions& options) {
-  return Context(std::make_shared<detail::ContextState>(detail::make_cpu_backend(), resolve_threads(options.threads),
-                                                        resolve_fusion(options.fusion)));
+  return Context(std::make_shared<detail::ContextState>(detail::make_cpu_backend(), resolve(options)));
 }
 
-Context Context::cuda(const ContextOptions&) { throw DeviceError("context: this fusegrad was built without CUDA"); }
+Context Context::cuda(const ContextOptions& options) {
+  if constexpr (kWithCuda) {
+    return Context(detail::make_cuda_context(resolve(options), options.device, options.stream));
+  } else {
+    throw DeviceError("context: this fusegrad was built without CUDA");
+  }
+}
 
-Context Context::best(const ContextOptions& options) { return cpu(options); }
+Context Context::best(const ContextOptions& options) {
+  if constexpr (kWithCuda) {
+    const int count = detail::cuda_device_count();
+    const bool unusable = options.device < count && options.device >= 0 && !detail::has_kernels_for(options.device);
+    if (count > 0 && !unusable) return cuda(options);
+  }
+  return cpu(options);
+}
 
 Device Context::device() const { return state_->backend().device(); }
 int Context::threads() const { return state_->pool().threads(); }
 Fusion Context::fusion() const { return state_->fusion(); }
+MathMode Context::math() const { return state_->settings().math; }
+Strategy Context::strategy() const { return state_->settings().strategy; }
+bool Context::deterministic() const { return state_->settings().deterministic; }
 const Counters& Context::counters() const { return state_->counters(); }
 MemoryUse Context::memory() const { return state_->memory().use(); }
 void Context::synchronize() const { state_->backend().synchronize(); }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 struct CUstream_st;  // a borrowed CUDA stream, without CUDA's headers
 
@@ -31,6 +32,29 @@ struct Device {
 /// and of the gradient checker; it is not a fast path.
 enum class Fusion : std::uint8_t { on, off };
 
+/// How products of f32 operands are computed on a GPU: in IEEE fp32, or with operands rounded to tf32 (10 explicit
+/// mantissa bits), sums in fp32, several times as fast. A CPU always computes in fp32.
+enum class MathMode : std::uint8_t { fp32, tf32 };
+
+/// How a GPU runs one fused backward step: where the activation gradient is applied to dx, and where the bias gradient
+/// of the layer below is summed. All give the same result within rounding.
+///   epilogue  both in the product (cuBLASLt's DRELU_BGRAD, DGELU_BGRAD)
+///   split     activation gradient in the product, bias gradient in the next weight-gradient product (BGRADB)
+///   pass      a plain product, then one kernel for both
+///   automatic the one that the library thinks fastest: pass for bf16 and f16, epilogue for f32 and f64
+/// A CPU has one way, whatever the strategy.
+enum class Strategy : std::uint8_t { automatic, epilogue, split, pass };
+
+constexpr std::string_view name_of(Strategy strategy) {
+  switch (strategy) {
+    case Strategy::automatic: return "automatic";
+    case Strategy::epilogue: return "epilogue";
+    case Strategy::split: return "split";
+    case Strategy::pass: return "pass";
+  }
+  return "?";
+}
+
 /// Options of a Context. An option left unset takes its environment variable, then its default.
 struct ContextOptions {
   /// CPU threads, the caller's included. Unset: FUSEGRAD_THREADS, else the cores this process may run on.
@@ -40,21 +64,31 @@ struct ContextOptions {
   std::optional<Fusion> fusion = std::nullopt;
   /// Ordinal of the GPU. Used by Context::cuda and Context::best.
   int device = 0;
-  /// A CUDA stream of the caller's to run on; null: the context makes its own.
+  /// A CUDA stream of the caller's to run on, which must outlive the context and every tensor on it; null: the context
+  /// makes its own.
   CUstream_st* stream = nullptr;
+  MathMode math = MathMode::fp32;
+  /// Unset: FUSEGRAD_STRATEGY ("epilogue", "split" or "pass"), else automatic.
+  std::optional<Strategy> strategy = std::nullopt;
+  /// GPU: the same bits in every run of the same program on the same card and library versions. Excludes algorithms
+  /// that may sum in a varying order. A CPU's results are deterministic anyway.
+  bool deterministic = false;
 };
 
 /// What a context has done so far; all counts start at 0 and only grow.
 struct Counters {
-  std::int64_t products = 0;           ///< matrix products, forward and backward
-  std::int64_t fused_forwards = 0;     ///< linear forwards whose bias and activation were applied inside the product
-  std::int64_t unfused_steps = 0;      ///< fused steps that ran their unfused definition
-  std::int64_t absorbed = 0;           ///< activation gradients applied inside the consumer's product
-  std::int64_t absorbed_biases = 0;    ///< bias gradients summed inside the consumer's product
-  std::int64_t activation_passes = 0;  ///< activation gradients that needed a pass of their own
-  std::int64_t fused_bias_sums = 0;    ///< bias gradients summed inside an activation pass or a weight-gradient product
-  std::int64_t column_sums = 0;        ///< bias gradients summed by a pass of their own
-  std::int64_t aliases = 0;            ///< gradients handed on without a copy
+  std::int64_t products = 0;            ///< matrix products, forward and backward
+  std::int64_t fused_forwards = 0;      ///< linear forwards whose bias and activation were applied inside the product
+  std::int64_t unfused_steps = 0;       ///< fused steps that ran their unfused definition
+  std::int64_t missing_algorithms = 0;  ///< fused products for which cuBLASLt has no algorithm, so that another way ran
+  std::int64_t absorbed = 0;            ///< activation gradients applied by the consumer's product, or right behind it
+  std::int64_t absorbed_biases = 0;     ///< bias gradients summed there
+  std::int64_t activation_passes = 0;   ///< activation gradients that needed a pass of their own
+  std::int64_t fused_bias_sums = 0;  ///< bias gradients summed inside an activation pass or a weight-gradient product
+  std::int64_t column_sums = 0;      ///< bias gradients summed by a pass of their own
+  std::int64_t aliases = 0;          ///< gradients handed on without a copy
+  std::int64_t plans = 0;            ///< choices of a cuBLASLt algorithm; constant in steady state
+  std::int64_t plan_uses = 0;        ///< products that cuBLASLt ran
 };
 
 /// Bytes held by a context.
@@ -72,17 +106,22 @@ class ContextState;
 /// A handle to a device and its resources. Copies share state.
 class Context {
  public:
-  /// The first GPU if the library was built with CUDA and there is one, else the CPU.
+  /// The first GPU (or the one that the options name) if the library was built with CUDA and there is one that it can
+  /// use, else the CPU. Errors: as cuda(), if there is a GPU but not the one named.
   static Context best(const ContextOptions& options = {});
   /// The CPU. Errors: ValueError for an option or environment variable out of range.
   static Context cpu(const ContextOptions& options = {});
-  /// A GPU. Errors: DeviceError if the library was built without CUDA or there is no such GPU; ValueError; CudaError.
+  /// A GPU. Errors: DeviceError if the library was built without CUDA, there is no such GPU, the library has no code
+  /// for it, the stream is another GPU's, or cuBLASLt is too old; ValueError; CudaError.
   static Context cuda(const ContextOptions& options = {});
 
   Device device() const;
   /// CPU threads that kernels and loaders may use, the caller's included.
   int threads() const;
   Fusion fusion() const;
+  MathMode math() const;
+  Strategy strategy() const;
+  bool deterministic() const;
   const Counters& counters() const;
   MemoryUse memory() const;
   /// Waits for all work on this context. Nothing to do on a CPU. Errors: CudaError.

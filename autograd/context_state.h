@@ -11,17 +11,31 @@
 namespace fusegrad::detail {
 
 class TapeState;
+class CudaState;
+
+/// The options of a context after environment and defaults.
+struct ContextSettings {
+  int threads = 1;
+  Fusion fusion = Fusion::on;
+  MathMode math = MathMode::fp32;
+  Strategy strategy = Strategy::automatic;
+  bool deterministic = false;
+};
 
 class ContextState : public std::enable_shared_from_this<ContextState> {
  public:
-  ContextState(std::unique_ptr<Backend> backend, int threads, Fusion fusion)
-      : memory_(std::move(backend)), pool_(threads), fusion_(fusion) {}
+  ContextState(std::unique_ptr<Backend> backend, const ContextSettings& settings)
+      : memory_(std::move(backend)), pool_(settings.threads), settings_(settings) {}
 
   MemoryCache& memory() { return memory_; }
   Backend& backend() { return memory_.backend(); }
   ThreadPool& pool() { return pool_; }
   Counters& counters() { return counters_; }
-  Fusion fusion() const { return fusion_; }
+  const ContextSettings& settings() const { return settings_; }
+  Fusion fusion() const { return settings_.fusion; }
+  /// Null on a CPU.
+  CudaState* cuda() const { return cuda_.get(); }
+  void attach(std::shared_ptr<CudaState> cuda) { cuda_ = std::move(cuda); }
   /// Storage of finished tapes, taken up by the next one, so that a tape a step allocates nothing.
   std::vector<std::shared_ptr<TapeState>>& idle_tapes() { return idle_tapes_; }
 
@@ -29,8 +43,9 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   MemoryCache memory_;
   ThreadPool pool_;
   Counters counters_;
-  Fusion fusion_;
+  ContextSettings settings_;
   std::vector<std::shared_ptr<TapeState>> idle_tapes_;
+  std::shared_ptr<CudaState> cuda_;  // last, because it gives its memory back to the backend
 };
 
 }  // namespace fusegrad::detail

@@ -19,35 +19,21 @@ MemoryCache::~MemoryCache() {
 }
 
 StoragePtr MemoryCache::allocate(std::size_t bytes, std::shared_ptr<ContextState> context) {
+  Storage* storage = take(bytes);
+  storage->version.store(0, std::memory_order_relaxed);
+  storage->context = std::move(context);
+  return StoragePtr(storage);
+}
+
+Storage* MemoryCache::take(std::size_t bytes) {
   require<OutOfMemoryError>(bytes <= SIZE_MAX / 2, "allocation of {} bytes: more than the address space", bytes);
   const std::size_t rounded = std::max<std::size_t>((bytes + kGranule - 1) / kGranule, 1) * kGranule;
   const std::lock_guard lock(mutex_);
   Storage* storage = take_cached(rounded);
-  if (!storage) {
-    // Sizes that no longer occur (another batch size, another model) must not pile up.
-    const auto held = use_.in_use + use_.cached + static_cast<std::int64_t>(rounded);
-    if (held > 2 * use_.peak_in_use + kFreeCache) trim_locked();
-    storage = take_descriptor();
-    storage->data = backend_->allocate(rounded);
-    if (!storage->data && use_.cached > 0) {
-      trim_locked();
-      storage->data = backend_->allocate(rounded);
-    }
-    if (!storage->data) {
-      storage->next = std::exchange(descriptors_, storage);
-      throw OutOfMemoryError(
-          fmt::format("out of memory on {}: {} bytes were asked for, {} bytes are held by live tensors",
-                      backend_->device().to_string(), bytes, use_.in_use));
-    }
-    storage->bytes = rounded;
-    ++use_.system_allocations;
-  }
+  if (!storage) storage = take_new(rounded, bytes);
   use_.in_use += static_cast<std::int64_t>(storage->bytes);
   use_.peak_in_use = std::max(use_.peak_in_use, use_.in_use);
-  storage->borrowed = false;
-  storage->version.store(0, std::memory_order_relaxed);
-  storage->context = std::move(context);
-  return StoragePtr(storage);
+  return storage;
 }
 
 StoragePtr MemoryCache::borrow(void* data, std::size_t bytes, std::shared_ptr<ContextState> context) {
@@ -97,6 +83,27 @@ Storage* MemoryCache::take_cached(std::size_t bytes) {
     }
   }
   return nullptr;
+}
+
+Storage* MemoryCache::take_new(std::size_t rounded, std::size_t asked) {
+  // Sizes that no longer occur (another batch size, another model) must not pile up.
+  const auto held = use_.in_use + use_.cached + static_cast<std::int64_t>(rounded);
+  if (held > 2 * use_.peak_in_use + kFreeCache) trim_locked();
+  std::unique_ptr<Storage> storage(take_descriptor());
+  storage->data = backend_->allocate(rounded);
+  if (!storage->data && use_.cached > 0) {
+    trim_locked();
+    storage->data = backend_->allocate(rounded);
+  }
+  if (!storage->data) {
+    throw OutOfMemoryError(
+        fmt::format("out of memory on {}: {} bytes were asked for, {} bytes are held by live tensors",
+                    backend_->device().to_string(), asked, use_.in_use));
+  }
+  storage->bytes = rounded;
+  storage->borrowed = false;
+  ++use_.system_allocations;
+  return storage.release();
 }
 
 Storage* MemoryCache::take_descriptor() {

@@ -48,6 +48,8 @@ class MemoryCache {
   StoragePtr allocate(std::size_t bytes, std::shared_ptr<ContextState> context);
   /// A block that the caller owns.
   StoragePtr borrow(void* data, std::size_t bytes, std::shared_ptr<ContextState> context);
+  /// An uninitialised block outside any tensor, to be given back. Errors: as allocate().
+  Storage* take(std::size_t bytes);
   void give_back(Storage* storage);
   void trim();
   MemoryUse use() const;
@@ -58,6 +60,7 @@ class MemoryCache {
     Storage* head;
   };
   Storage* take_cached(std::size_t bytes);
+  Storage* take_new(std::size_t rounded, std::size_t asked);
   Storage* take_descriptor();
   void trim_locked();
 

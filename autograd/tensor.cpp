@@ -111,16 +111,10 @@ Tensor Tensor::to(Dtype dtype) const {
   check_defined();
   if (dtype == dtype_) return clone();
   require<DtypeError>(is_floating(dtype), "tensor: to() needs a floating-point dtype, got {}", name_of(dtype));
-  return detail::visit_any(dtype_, [&]<class From>() {
-    const std::vector<From> values = to_vector<From>();
-    return detail::visit_floating(dtype, [&]<class To>() {
-      std::vector<To> converted(values.size());
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        converted[i] = detail::narrow<To>(static_cast<double>(values[i]));
-      }
-      return from(context(), shape_, converted);
-    });
-  });
+  const Context owner = context();
+  Tensor converted = empty(owner, shape_, dtype);
+  owner.state().backend().convert(converted.mutable_raw(), dtype, raw(), dtype_, static_cast<std::size_t>(size()));
+  return converted;
 }
 
 Tensor Tensor::to(const Context& context) const {

@@ -37,3 +37,18 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 set(FUSEGRAD_WITH_CUDA ON)
 message(STATUS "fusegrad: CPU and CUDA ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+
+# Flags and libraries of the GPU backend. The runtime is linked statically; cuBLASLt, which is large, is the machine's.
+function(fusegrad_add_cuda target)
+  target_compile_definitions(${target} PRIVATE
+    FUSEGRAD_WITH_CUDA=1
+    FUSEGRAD_CUDA_ARCHITECTURES="${CMAKE_CUDA_ARCHITECTURES}")
+  # CMake 3.25.1 knows no CUDA_STANDARD 20. Kernels call constexpr functions that the host shares. As on the host, the
+  # compiler forms no fused multiply-adds of its own.
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-fmad=false;-Xcompiler=-ffp-contract=off>
+    # Error messages name a place in the source tree, not on the machine that built it.
+    $<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>)
+  target_link_libraries(${target} PRIVATE CUDA::cudart_static CUDA::cublasLt)
+endfunction()

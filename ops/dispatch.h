@@ -2,15 +2,24 @@
 #pragma once
 
 #include <fusegrad/autograd/context_state.h>
+#include <fusegrad/autograd/cuda/cuda_state.h>
+#include <fusegrad/autograd/cuda/device.h>
 #include <fusegrad/autograd/execution.h>
 
 namespace fusegrad {
 
-/// Calls `launch` with the execution of the context's device. `launch` is a generic lambda that calls an overload set
-/// of kernels, for example [&](const auto& execution) { kernels::relu_forward(execution, x, y, mask); }.
+/// Returns launch(execution) with the execution of the context's device. `launch` is a generic lambda that calls an
+/// overload set of kernels, for example [&](const auto& execution) { kernels::relu_forward(execution, x, y, mask); }.
 template <class F>
-void dispatch(const Context& context, F&& launch) {
-  launch(CpuExecution{context.state().pool()});
+auto dispatch(const Context& context, F&& launch) {
+  detail::ContextState& state = context.state();
+  if constexpr (kWithCuda) {
+    if (detail::CudaState* cuda = state.cuda()) {
+      const detail::DeviceScope scope(cuda->device());
+      return launch(CudaExecution{.stream = cuda->stream(), .state = *cuda});
+    }
+  }
+  return launch(CpuExecution{state.pool()});
 }
 
 }  // namespace fusegrad

@@ -3,12 +3,11 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 
 #include <fusegrad/autograd/backend.h>
 #include <fusegrad/autograd/context_state.h>
+#include <fusegrad/autograd/cpu/host_memory.h>
 
 namespace fusegrad::test {
 
@@ -20,26 +19,29 @@ class FakeGpu {
  private:
   struct Memory final : detail::Backend {
     Device device() const override { return {.type = DeviceType::cuda, .index = 0}; }
-    void* allocate(std::size_t bytes) override { return std::aligned_alloc(256, (bytes + 255) / 256 * 256); }
-    void release(void* block) override { std::free(block); }  // NOLINT(cppcoreguidelines-no-malloc)
+    void* allocate(std::size_t bytes) override { return host->allocate(bytes); }
+    void release(void* block) override { host->release(block); }
     void copy_from_host(void* to, const void* from, std::size_t bytes) override {
       ++copies_from_host;
-      copy_within(to, from, bytes);
+      host->copy_from_host(to, from, bytes);
     }
-    void copy_to_host(void* to, const void* from, std::size_t bytes) override { copy_within(to, from, bytes); }
-    void copy_within(void* to, const void* from, std::size_t bytes) override {
-      if (bytes != 0) std::memmove(to, from, bytes);
+    void copy_to_host(void* to, const void* from, std::size_t bytes) override { host->copy_to_host(to, from, bytes); }
+    void copy_within(void* to, const void* from, std::size_t bytes) override { host->copy_within(to, from, bytes); }
+    void fill(void* block, const void* element, std::size_t element_bytes, std::size_t count) override {
+      host->fill(block, element, element_bytes, count);
     }
-    void fill_zero(void* block, std::size_t bytes) override {
-      if (bytes != 0) std::memset(block, 0, bytes);
+    void convert(void* to, Dtype to_dtype, const void* from, Dtype from_dtype, std::size_t count) override {
+      host->convert(to, to_dtype, from, from_dtype, count);
     }
     void synchronize() override {}
 
+    std::unique_ptr<detail::Backend> host = detail::make_cpu_backend();
     int copies_from_host = 0;
   };
 
   Memory* backend_ = new Memory;  // owned by the context
-  Context context_{std::make_shared<detail::ContextState>(std::unique_ptr<detail::Backend>(backend_), 1, Fusion::on)};
+  Context context_{
+      std::make_shared<detail::ContextState>(std::unique_ptr<detail::Backend>(backend_), detail::ContextSettings{})};
 };
 
 }  // namespace fusegrad::test

@@ -78,18 +78,10 @@ Values GuardedMatrix::values() const {
   return result;
 }
 
-Matrix GuardedMatrix::matrix() {
-  return {memory_.data() + begin_, rows_, cols_, ld_, dtype_};
-}
-ConstMatrix GuardedMatrix::matrix() const {
-  return {memory_.data() + begin_, rows_, cols_, ld_, dtype_};
-}
-Vector GuardedMatrix::vector() {
-  return {memory_.data() + begin_, cols_, dtype_};
-}
-ConstVector GuardedMatrix::vector() const {
-  return {memory_.data() + begin_, cols_, dtype_};
-}
+Matrix GuardedMatrix::matrix() { return {memory_.data() + begin_, rows_, cols_, ld_, dtype_}; }
+ConstMatrix GuardedMatrix::matrix() const { return {memory_.data() + begin_, rows_, cols_, ld_, dtype_}; }
+Vector GuardedMatrix::vector() { return {memory_.data() + begin_, cols_, dtype_}; }
+ConstVector GuardedMatrix::vector() const { return {memory_.data() + begin_, cols_, dtype_}; }
 
 std::vector<std::byte> GuardedMatrix::bytes() const {
   std::vector<std::byte> result;
@@ -110,6 +102,11 @@ testing::AssertionResult GuardedMatrix::intact() const {
   return untouched(memory_, begin, memory_.size(), origin);
 }
 
+std::span<std::byte> GuardedMatrix::block() {
+  const std::size_t begin = aligned_begin(memory_) - kCanary;
+  return std::span(memory_).subspan(begin);
+}
+
 GuardedBytes::GuardedBytes(std::int64_t size, std::uint8_t fill) : size_(size) {
   memory_.assign(2 * kCanary + kAlignment + static_cast<std::size_t>(size), kPattern);
   begin_ = aligned_begin(memory_);
@@ -121,5 +118,7 @@ testing::AssertionResult GuardedBytes::intact() const {
   if (auto result = untouched(memory_, 0, begin_, origin); !result) return result;
   return untouched(memory_, begin_ + static_cast<std::size_t>(size_), memory_.size(), origin);
 }
+
+std::span<std::byte> GuardedBytes::block() { return std::span(memory_).subspan(begin_ - kCanary); }
 
 }  // namespace fusegrad::test

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -44,6 +45,8 @@ class GuardedMatrix {
 
   /// Success if no byte around or between the rows has changed.
   testing::AssertionResult intact() const;
+  /// Elements and canaries, from an address that is a multiple of 256: what a copy on another device has to hold.
+  std::span<std::byte> block();
 
  private:
   std::size_t position(std::int64_t row) const;
@@ -66,6 +69,8 @@ class GuardedBytes {
   std::int64_t size() const { return size_; }
   std::vector<std::uint8_t> copy() const { return {data(), data() + size_}; }
   testing::AssertionResult intact() const;
+  /// As GuardedMatrix::block.
+  std::span<std::byte> block();
 
  private:
   std::int64_t size_;

@@ -1,0 +1,98 @@
+#include <functional>
+
+#include <fusegrad/autograd/check.h>
+#include <fusegrad/autograd/cuda/check.h>
+#include <fusegrad/autograd/cuda/device.h>
+#include <fusegrad/autograd/cuda/device_memory.h>
+#include <fusegrad/autograd/cuda/elementwise.h>
+
+namespace fusegrad::detail {
+namespace {
+
+bool overlap(const void* a, const void* b, std::size_t bytes) {
+  const auto* first = static_cast<const std::byte*>(a);
+  const auto* second = static_cast<const std::byte*>(b);
+  const std::less<const std::byte*> before;
+  return before(first, second + bytes) && before(second, first + bytes);
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(int device, CUstream_st* stream) : device_(device) {
+  require_cuda_device(device);
+  const DeviceScope scope(device);
+  stream_ = std::make_unique<Stream>(stream);
+  require<DeviceError>(stream_->device() == device, "context: the stream belongs to cuda:{}, not to cuda:{}",
+                       stream_->device(), device);
+  cudaMemPoolProps properties = {};
+  properties.allocType = cudaMemAllocationTypePinned;
+  properties.handleTypes = cudaMemHandleTypeNone;
+  properties.location.type = cudaMemLocationTypeDevice;
+  properties.location.id = device;
+  FUSEGRAD_CUDA(cudaMemPoolCreate(&pool_, &properties));
+}
+
+CudaBackend::~CudaBackend() {
+  if (!pool_) return;
+  // The last blocks may still be in use by kernels on the stream.
+  drop_cuda_error(cudaStreamSynchronize(stream_->get()));
+  drop_cuda_error(cudaMemPoolDestroy(pool_));
+}
+
+void* CudaBackend::allocate(std::size_t bytes) {
+  require<StateError>(!stream_->capturing(),
+                      "context: {} bytes were asked for while a graph is captured; run the step once before", bytes);
+  void* block = nullptr;
+  const cudaError_t status = cudaMallocFromPoolAsync(&block, bytes, pool_, stream_->get());
+  if (status == cudaErrorMemoryAllocation) {
+    drop_cuda_error(status);
+    return nullptr;
+  }
+  check_cuda(status, "cudaMallocFromPoolAsync(&block, bytes, pool, stream)", __FILE__, __LINE__);
+  return block;
+}
+
+void CudaBackend::release(void* block) { drop_cuda_error(cudaFreeAsync(block, stream_->get())); }
+
+void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  FUSEGRAD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_->get()));
+  // Whether `from` may be reused when the call above returns depends on how the memory was allocated.
+  stream_->synchronize();
+}
+
+void CudaBackend::copy_to_host(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  FUSEGRAD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_->get()));
+  stream_->synchronize();
+}
+
+void CudaBackend::copy_within(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0 || to == from) return;
+  if (!overlap(to, from, bytes)) {
+    FUSEGRAD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_->get()));
+    return;
+  }
+  void* const between = allocate(bytes);
+  require<OutOfMemoryError>(between != nullptr, "out of memory on cuda:{}: {} bytes for a copy within one tensor",
+                            device_, bytes);
+  const cudaError_t first = cudaMemcpyAsync(between, from, bytes, cudaMemcpyDeviceToDevice, stream_->get());
+  const cudaError_t second = cudaMemcpyAsync(to, between, bytes, cudaMemcpyDeviceToDevice, stream_->get());
+  release(between);
+  check_cuda(first, "cudaMemcpyAsync(between, from, bytes, cudaMemcpyDeviceToDevice, stream)", __FILE__, __LINE__);
+  check_cuda(second, "cudaMemcpyAsync(to, between, bytes, cudaMemcpyDeviceToDevice, stream)", __FILE__, __LINE__);
+}
+
+void CudaBackend::fill(void* block, const void* element, std::size_t element_bytes, std::size_t count) {
+  const DeviceScope scope(device_);
+  fill_elements(stream_->get(), block, element, element_bytes, static_cast<std::int64_t>(count));
+}
+
+void CudaBackend::convert(void* to, Dtype to_dtype, const void* from, Dtype from_dtype, std::size_t count) {
+  const DeviceScope scope(device_);
+  convert_elements(stream_->get(), to, to_dtype, from, from_dtype, static_cast<std::int64_t>(count));
+}
+
+void CudaBackend::synchronize() { stream_->synchronize(); }
+
+}  // namespace fusegrad::detail

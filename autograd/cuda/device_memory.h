@@ -1,0 +1,46 @@
+// A GPU as a Backend: memory in stream order, copies, fills. Not installed.
+//
+// Blocks come from a memory pool of the context's own, in the order of its stream (cudaMallocFromPoolAsync): neither a
+// new block nor a trimmed one waits for the GPU, a released block is safe although kernels that use it still run, and
+// the driver remaps released pages, so that other sizes than before do not fragment the memory. The cache above it
+// (MemoryCache) keeps every block for reuse; what it gives back, the pool returns to the system at the next wait.
+#pragma once
+
+#include <memory>
+
+#include <fusegrad/autograd/backend.h>
+#include <fusegrad/autograd/cuda/stream.h>
+
+struct CUmemPoolHandle_st;
+
+namespace fusegrad::detail {
+
+class CudaBackend final : public Backend {
+ public:
+  /// `stream` is the caller's, of that device, and outlives the backend; null makes an own one.
+  /// Errors: DeviceError if the device does not exist, is not supported, or is not the stream's; CudaError.
+  CudaBackend(int device, CUstream_st* stream);
+  ~CudaBackend() override;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
+
+  const Stream& stream() const { return *stream_; }
+
+  Device device() const override { return {DeviceType::cuda, device_}; }
+  /// Errors: StateError while the stream is being captured.
+  void* allocate(std::size_t bytes) override;
+  void release(void* block) override;
+  void copy_from_host(void* to, const void* from, std::size_t bytes) override;
+  void copy_to_host(void* to, const void* from, std::size_t bytes) override;
+  void copy_within(void* to, const void* from, std::size_t bytes) override;
+  void fill(void* block, const void* element, std::size_t element_bytes, std::size_t count) override;
+  void convert(void* to, Dtype to_dtype, const void* from, Dtype from_dtype, std::size_t count) override;
+  void synchronize() override;
+
+ private:
+  int device_;
+  std::unique_ptr<Stream> stream_;
+  CUmemPoolHandle_st* pool_ = nullptr;
+};
+
+}  // namespace fusegrad::detail

@@ -1,0 +1,40 @@
+#include <fusegrad/autograd/cuda/check.h>
+#include <fusegrad/autograd/cuda/stream.h>
+
+namespace fusegrad::detail {
+
+Stream::Stream() : owned_(true) { FUSEGRAD_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+
+Stream::Stream(CUstream_st* stream) : stream_(stream), owned_(stream == nullptr) {
+  if (owned_) FUSEGRAD_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+}
+
+Stream::~Stream() {
+  if (owned_) drop_cuda_error(cudaStreamDestroy(stream_));
+}
+
+void Stream::synchronize() const { FUSEGRAD_CUDA(cudaStreamSynchronize(stream_)); }
+
+bool Stream::capturing() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  FUSEGRAD_CUDA(cudaStreamIsCapturing(stream_, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+int Stream::device() const {
+  int device = 0;
+  FUSEGRAD_CUDA(cudaStreamGetDevice(stream_, &device));
+  return device;
+}
+
+Event::Event() { FUSEGRAD_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming)); }
+
+Event::~Event() { drop_cuda_error(cudaEventDestroy(event_)); }
+
+void Event::record(CUstream_st* stream) { FUSEGRAD_CUDA(cudaEventRecord(event_, stream)); }
+
+void Event::make_wait(CUstream_st* stream) const { FUSEGRAD_CUDA(cudaStreamWaitEvent(stream, event_, 0)); }
+
+void Event::synchronize() const { FUSEGRAD_CUDA(cudaEventSynchronize(event_)); }
+
+}  // namespace fusegrad::detail
