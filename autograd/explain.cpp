@@ -39,7 +39,9 @@ std::string TapeState::explain() const {
     if (!node.needs_gradient) fmt::format_to(out, ", constant");
     text += '\n';
     if (!node.forward_note.empty()) fmt::format_to(out, "       forward: {}\n", node.forward_note);
-    if (!node.backward_note.empty()) fmt::format_to(out, "       backward: {}\n", node.backward_note);
+    for (const std::string_view note : node.backward_notes) {
+      if (!note.empty()) fmt::format_to(out, "       backward: {}\n", note);
+    }
     if (node.absorb != AbsorbOutcome::none) {
       fmt::format_to(out, "       {}{}\n", text_of(node.absorb), node.bias_absorbed ? ", with the bias gradient" : "");
     }

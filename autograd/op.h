@@ -155,7 +155,7 @@ class Backward {
   /// The gradient of this input is `gradient`, dy itself or a view of it.
   void alias(int index, const Tensor& gradient);
 
-  /// What ran, for explain(); text that lives for ever.
+  /// What ran, for explain(): up to four lines of text that lives for ever; an empty one is none.
   void note(std::string_view text);
 
  private:

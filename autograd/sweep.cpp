@@ -8,6 +8,7 @@
 // Buffers: a gradient that no one else holds is added to in place (d is c); one that is shared, because it was aliased,
 // handed in as the seed or read by the user, is never written: the next contribution reads it as c and writes
 // elsewhere. Sharing is what the reference count says, so nothing has to be tracked.
+#include <algorithm>
 #include <cmath>
 
 #include <fusegrad/autograd/check.h>
@@ -60,7 +61,7 @@ void TapeState::backward(const Var& root, const std::optional<Tensor>& seed, con
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     nodes[i].absorb = AbsorbOutcome::none;
     nodes[i].bias_absorbed = false;
-    nodes[i].backward_note = {};
+    nodes[i].backward_notes = {};
     if (nodes[i].kind == NodeKind::op) slots[i].gradient = Tensor();
   }
   slots[index].gradient = first;
@@ -276,6 +277,10 @@ bool Backward::may_alias(int index) const { return state_.may_alias(node_, index
 GradientRequest Backward::request(int index, Absorb absorb) { return state_.request(node_, index, absorb); }
 void Backward::written(int index, const GradientAnswer& answer) { state_.written(node_, index, answer); }
 void Backward::alias(int index, const Tensor& gradient) { state_.alias(node_, index, gradient); }
-void Backward::note(std::string_view text) { state_.nodes[node_].backward_note = text; }
+void Backward::note(std::string_view text) {
+  auto& notes = state_.nodes[node_].backward_notes;
+  const auto free = std::ranges::find(notes, std::string_view());
+  if (free != notes.end()) *free = text;
+}
 
 }  // namespace fusegrad

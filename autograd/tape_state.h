@@ -58,7 +58,7 @@ struct Node {
   Shape shape = {};
   std::int64_t saved_bytes = 0;
   std::string_view forward_note = {};
-  std::string_view backward_note = {};
+  std::array<std::string_view, 4> backward_notes = {};  ///< those given are in front
 };
 
 /// The gradient of one node while the sweep runs, and of variables and retained values afterwards.

@@ -1,13 +1,13 @@
 # Decides whether the GPU backend is built, and sets FUSEGRAD_WITH_CUDA.
 #
-# The backend is the folders autograd/cuda and ops/cuda. AUTO builds it where they and a CUDA compiler exist; ON makes
-# it an error if either is missing; OFF does not look. CMAKE_CUDA_ARCHITECTURES is respected; unset, it is 90.
+# The backend is the folders autograd/cuda and ops/cuda. ON builds it, or fails if there is no CUDA compiler. OFF does
+# not look, and neither does AUTO, until the backend is complete. CMAKE_CUDA_ARCHITECTURES is respected; unset, it is 90.
 set(FUSEGRAD_WITH_CUDA OFF)
 if(NOT FUSEGRAD_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "fusegrad: FUSEGRAD_CUDA must be AUTO, ON or OFF, got \"${FUSEGRAD_CUDA}\"")
 endif()
-if(FUSEGRAD_CUDA STREQUAL "OFF")
-  message(STATUS "fusegrad: CPU only, because FUSEGRAD_CUDA=OFF")
+if(NOT FUSEGRAD_CUDA STREQUAL "ON")
+  message(STATUS "fusegrad: CPU only, because FUSEGRAD_CUDA=${FUSEGRAD_CUDA}")
   return()
 endif()
 
@@ -40,9 +40,10 @@ message(STATUS "fusegrad: CPU and CUDA ${CUDAToolkit_VERSION} for ${CMAKE_CUDA_A
 
 # Flags and libraries of the GPU backend. The runtime is linked statically; cuBLASLt, which is large, is the machine's.
 function(fusegrad_add_cuda target)
+  list(JOIN CMAKE_CUDA_ARCHITECTURES ", " architectures)
   target_compile_definitions(${target} PRIVATE
     FUSEGRAD_WITH_CUDA=1
-    FUSEGRAD_CUDA_ARCHITECTURES="${CMAKE_CUDA_ARCHITECTURES}")
+    FUSEGRAD_CUDA_ARCHITECTURES="${architectures}")
   # CMake 3.25.1 knows no CUDA_STANDARD 20. Kernels call constexpr functions that the host shares. As on the host, the
   # compiler forms no fused multiply-adds of its own.
   target_compile_options(${target} PRIVATE

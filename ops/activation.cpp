@@ -29,7 +29,7 @@ class ActivationRule final : public Rule {
                                      .c = matrix_of(request.c),
                                      .dz = mutable_matrix_of(request.d),
                                      .activation = gradient_.activation};
-    read_saved(gradient_, args);
+    read_saved(gradient_, args.dz.cols, args);
     dispatch(sweep.context(), [&](const auto& execution) { kernels::activation_backward(execution, args); });
     sweep.written(0);
   }

@@ -12,19 +12,24 @@ namespace fusegrad {
 /// The gradient of one recorded activation: dz = act'(saved) ∘ dy.
 struct ActivationGradient {
   Activation activation = Activation::none;
-  /// relu: the bit mask (views.h). gelu_tanh, gelu_erf: the pre-activation z, in the dtype of the activation's output.
+  /// relu: the bit mask (views.h). gelu_tanh, gelu_erf: the pre-activation z, in the dtype of the activation's output;
+  /// its rows may be longer than the output's.
   Tensor saved = {};
 };
 
-/// Points a backward kernel's arguments to what `gradient` saved.
+/// Points a backward kernel's arguments to what `gradient` saved of an output with `cols` columns.
 template <class Args>
-void read_saved(const ActivationGradient& gradient, Args& args) {
+void read_saved(const ActivationGradient& gradient, std::int64_t cols, Args& args) {
   if (gradient.activation == Activation::relu) {
     args.mask = static_cast<const std::uint8_t*>(gradient.saved.raw());
   } else if (gradient.activation != Activation::none) {
     args.pre_activation = matrix_of(gradient.saved);
+    args.pre_activation.cols = cols;
   }
 }
+
+/// Columns of the tensor in which a pre-activation of `cols` columns is saved: cuBLASLt wants rows of whole 8 elements.
+constexpr std::int64_t padded_columns(std::int64_t cols) { return (cols + 7) / 8 * 8; }
 
 /// Where the relu of `op` writes its bit mask: a new tensor if backward or the branch log wants it. In a replay the
 /// kernel reads the logged decisions instead of the signs.

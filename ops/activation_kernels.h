@@ -19,6 +19,7 @@ struct ActivationForward {
   Matrix pre_activation = {};  ///< gelu: z + b, y's dtype; or none
 };
 void activation_forward(const CpuExecution& execution, const ActivationForward& args);
+void activation_forward(const CudaExecution& execution, const ActivationForward& args);
 
 /// dz = act'(saved) ∘ dy + c, with bias = column sums of act'(saved) ∘ dy + bias_c.
 struct ActivationBackward {
@@ -32,5 +33,6 @@ struct ActivationBackward {
   ConstVector bias_c = {};
 };
 void activation_backward(const CpuExecution& execution, const ActivationBackward& args);
+void activation_backward(const CudaExecution& execution, const ActivationBackward& args);
 
 }  // namespace fusegrad::kernels

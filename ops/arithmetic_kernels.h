@@ -18,6 +18,7 @@ struct WeightedSum {
   Vector y = {};
 };
 void weighted_sum(const CpuExecution& execution, const WeightedSum& args);
+void weighted_sum(const CudaExecution& execution, const WeightedSum& args);
 
 /// y = a b + c; c may be none. Any mix of floating dtypes.
 struct MultiplyAdd {
@@ -27,6 +28,7 @@ struct MultiplyAdd {
   Vector y = {};
 };
 void multiply_add(const CpuExecution& execution, const MultiplyAdd& args);
+void multiply_add(const CudaExecution& execution, const MultiplyAdd& args);
 
 /// y[0] = sum of x / divisor. Division, because a mean of equal values must be that value: 49 * (1 / 49) is not 1.
 struct Sum {
@@ -35,6 +37,7 @@ struct Sum {
   Vector y = {};  ///< one element
 };
 void sum(const CpuExecution& execution, const Sum& args);
+void sum(const CudaExecution& execution, const Sum& args);
 
 /// y[i] = x[0] / divisor + c[i]; c may be none.
 struct Broadcast {
@@ -44,5 +47,6 @@ struct Broadcast {
   Vector y = {};
 };
 void broadcast(const CpuExecution& execution, const Broadcast& args);
+void broadcast(const CudaExecution& execution, const Broadcast& args);
 
 }  // namespace fusegrad::kernels

@@ -60,7 +60,7 @@ class LinearRule final : public Rule {
   void backward(Backward& sweep) override {
     if (sweep.fusion() == Fusion::off) ++counters_of(sweep.context()).unfused_steps;
     const bool pass = activation_gradient() && !sweep.absorbed();
-    sweep.note(pass ? "activation gradient in a pass of its own" : "");
+    if (pass) sweep.note("activation gradient in a pass of its own");
     const Tensor dz = pass ? activation_pass(sweep) : sweep.dy();
     if (sweep.needs(kX)) input_gradient(sweep, dz);
     if (sweep.needs(kW)) weight_gradient(sweep, dz);
@@ -73,9 +73,12 @@ class LinearRule final : public Rule {
     Tensor dz = Tensor::empty(sweep.context(), sweep.dy().shape(), sweep.dy().dtype());
     kernels::ActivationBackward args{
         .dy = matrix_of(sweep.dy()), .dz = mutable_matrix_of(dz), .activation = gradient_.activation};
-    read_saved(gradient_, args);
+    read_saved(gradient_, args.dz.cols, args);
     const bool with_bias = has_bias_ && sweep.needs(kB) && sweep.fusion() == Fusion::on;
-    if (with_bias) take_bias(sweep, args);
+    if (with_bias) {
+      take_bias(sweep, args);
+      ++counters_of(sweep.context()).fused_bias_sums;
+    }
     ++counters_of(sweep.context()).activation_passes;
     dispatch(sweep.context(), [&](const auto& execution) { kernels::activation_backward(execution, args); });
     if (with_bias) sweep.written(kB);
@@ -94,13 +97,16 @@ class LinearRule final : public Rule {
         .dz = matrix_of(dz), .w = matrix_of(w_), .c = matrix_of(request.c), .dx = mutable_matrix_of(request.d)};
     if (request.absorb) {
       args.activation = request.absorb->activation;
-      read_saved(*request.absorb, args);
+      read_saved(*request.absorb, args.dx.cols, args);
       args.bias = mutable_vector_of(request.bias_d);
       args.bias_c = vector_of(request.bias_c);
     }
     ++counters_of(sweep.context()).products;
-    dispatch(sweep.context(), [&](const auto& execution) { kernels::linear_input_gradient(execution, args); });
-    sweep.written(kX, {.absorbed = request.absorb != nullptr, .bias_gradient = request.bias_d.defined()});
+    const kernels::FusedResult result = dispatch(
+        sweep.context(), [&](const auto& execution) { return kernels::linear_input_gradient(execution, args); });
+    sweep.note(result.note);
+    sweep.written(
+        kX, {.absorbed = request.absorb != nullptr, .bias_gradient = request.bias_d.defined() && result.bias_gradient});
   }
 
   void weight_gradient(Backward& sweep, const Tensor& dz) const {
@@ -116,9 +122,13 @@ class LinearRule final : public Rule {
     const bool with_bias = has_bias_ && sweep.needs(kB);
     if (with_bias) take_bias(sweep, args);
     ++counters_of(sweep.context()).products;
-    dispatch(sweep.context(), [&](const auto& execution) { kernels::linear_weight_gradient(execution, args); });
+    const kernels::FusedResult result = dispatch(
+        sweep.context(), [&](const auto& execution) { return kernels::linear_weight_gradient(execution, args); });
+    sweep.note(result.note);
     sweep.written(kW);
-    if (with_bias) sweep.written(kB);
+    if (!with_bias) return;
+    ++(result.fused ? counters_of(sweep.context()).fused_bias_sums : counters_of(sweep.context()).column_sums);
+    sweep.written(kB);
   }
 
   static void bias_gradient(Backward& sweep, const Tensor& dz) {
@@ -136,7 +146,6 @@ class LinearRule final : public Rule {
     GradientRequest request = sweep.request(kB);
     args.bias = mutable_vector_of(request.d);
     args.bias_c = vector_of(request.c);
-    ++counters_of(sweep.context()).fused_bias_sums;
   }
 
   Tensor x_;
@@ -168,6 +177,15 @@ Shape output_shape(const Shape& x, std::int64_t out) {
   return Shape(std::span<const std::int64_t>(extents.data(), rank));
 }
 
+/// Where forward saves the pre-activation of `y` for backward, and the kernel's view of it.
+template <class Args>
+Tensor prepare_pre_activation(const Recording& op, Args& args) {
+  Tensor saved = op.new_tensor({args.y.rows, padded_columns(args.y.cols)}, args.y.dtype);
+  args.pre_activation = mutable_matrix_of(saved);
+  args.pre_activation.cols = args.y.cols;
+  return saved;
+}
+
 /// Runs the unfused definition and returns what backward needs of the activation.
 Tensor unfused_forward(const Recording& op, Tensor& y, const Tensor& b, Activation activation) {
   Tensor z = op.new_tensor(y.shape(), accumulation_dtype(y.dtype()));
@@ -181,8 +199,7 @@ Tensor unfused_forward(const Recording& op, Tensor& y, const Tensor& b, Activati
   if (activation == Activation::relu) {
     saved = prepare_mask(op, args.z.rows, args.z.cols, args);
   } else if (activation != Activation::none && op.differentiable()) {
-    saved = op.new_tensor(y.shape(), y.dtype());
-    args.pre_activation = mutable_matrix_of(saved);
+    saved = prepare_pre_activation(op, args);
   }
   ++counters_of(op.context()).unfused_steps;
   dispatch(op.context(), [&](const auto& execution) {
@@ -193,7 +210,7 @@ Tensor unfused_forward(const Recording& op, Tensor& y, const Tensor& b, Activati
 }
 
 /// Runs the fused product and returns what backward needs of the activation.
-Tensor fused_forward(const Recording& op, Tensor& y, const Tensor& b, Activation activation) {
+Tensor fused_forward(Recording& op, Tensor& y, const Tensor& b, Activation activation) {
   kernels::LinearForward args{.x = matrix_of(op.input(kX)),
                               .w = matrix_of(op.input(kW)),
                               .b = vector_of(b),
@@ -204,11 +221,12 @@ Tensor fused_forward(const Recording& op, Tensor& y, const Tensor& b, Activation
     saved = op.new_tensor({mask_bytes(args.y.rows, args.y.cols)}, Dtype::u8);
     args.mask = static_cast<std::uint8_t*>(saved.mutable_raw());
   } else if (op.differentiable() && activation != Activation::none) {
-    saved = op.new_tensor(y.shape(), y.dtype());
-    args.pre_activation = mutable_matrix_of(saved);
+    saved = prepare_pre_activation(op, args);
   }
-  ++counters_of(op.context()).fused_forwards;
-  dispatch(op.context(), [&](const auto& execution) { kernels::linear_forward(execution, args); });
+  const kernels::FusedResult result =
+      dispatch(op.context(), [&](const auto& execution) { return kernels::linear_forward(execution, args); });
+  ++(result.fused ? counters_of(op.context()).fused_forwards : counters_of(op.context()).unfused_steps);
+  op.note(result.note);
   return saved;
 }
 
@@ -220,7 +238,7 @@ Var record(Recording op, const Var& x, const Var& w, const Var* b, Activation ac
   ++counters_of(op.context()).products;
   ActivationGradient gradient{.activation = activation};
   gradient.saved = fused ? fused_forward(op, y, bias, activation) : unfused_forward(op, y, bias, activation);
-  op.note(fused ? "one pass: product, bias, activation" : "unfused: product, then bias and activation");
+  if (!fused) op.note("unfused: product, then bias and activation");
   return op.finish<LinearRule>(y, op.needs(kW) ? op.input(kX) : Tensor(), op.needs(kX) ? op.input(kW) : Tensor(),
                                gradient, b != nullptr);
 }

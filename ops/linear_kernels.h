@@ -6,11 +6,20 @@
 // Exact: results do not depend on the number of threads; where every partial sum is representable, so is the result.
 #pragma once
 
+#include <string_view>
+
 #include <fusegrad/autograd/execution.h>
 #include <fusegrad/ops/activation_kind.h>
 #include <fusegrad/ops/views.h>
 
 namespace fusegrad::kernels {
+
+/// What a fused kernel did, for counters and explain().
+struct FusedResult {
+  bool fused = true;          ///< false: the product could not do all of it, and kernels of their own did the rest
+  bool bias_gradient = true;  ///< false: the bias gradient that was asked for was not made; the caller has to see to it
+  std::string_view note = {};  ///< what ran, and why; text that lives for ever
+};
 
 /// y = act(x wᵀ + b).
 struct LinearForward {
@@ -22,7 +31,8 @@ struct LinearForward {
   std::uint8_t* mask = nullptr;  ///< relu: bits of z >= 0, mask_bytes(m, n) bytes, padding bits 0; or none
   Matrix pre_activation = {};    ///< gelu: z [m, n], y's dtype; or none
 };
-void linear_forward(const CpuExecution& execution, const LinearForward& args);
+FusedResult linear_forward(const CpuExecution& execution, const LinearForward& args);
+FusedResult linear_forward(const CudaExecution& execution, const LinearForward& args);
 
 /// dx = act'(saved) ∘ (dz w + c), with bias = column sums of dx + bias_c (of the values before they are rounded).
 struct LinearInputGradient {
@@ -37,7 +47,8 @@ struct LinearInputGradient {
   Vector bias = {};                 ///< [k], any floating dtype; or none
   ConstVector bias_c = {};          ///< [k], bias's dtype; may be bias; or none
 };
-void linear_input_gradient(const CpuExecution& execution, const LinearInputGradient& args);
+FusedResult linear_input_gradient(const CpuExecution& execution, const LinearInputGradient& args);
+FusedResult linear_input_gradient(const CudaExecution& execution, const LinearInputGradient& args);
 
 /// dw = dzᵀ x + c, with bias = column sums of dz + bias_c.
 struct LinearWeightGradient {
@@ -48,7 +59,8 @@ struct LinearWeightGradient {
   Vector bias = {};     ///< [n]; or none
   ConstVector bias_c = {};
 };
-void linear_weight_gradient(const CpuExecution& execution, const LinearWeightGradient& args);
+FusedResult linear_weight_gradient(const CpuExecution& execution, const LinearWeightGradient& args);
+FusedResult linear_weight_gradient(const CudaExecution& execution, const LinearWeightGradient& args);
 
 /// bias = column sums of dz + bias_c.
 struct ColumnSum {
@@ -57,6 +69,7 @@ struct ColumnSum {
   ConstVector bias_c = {};
 };
 void column_sum(const CpuExecution& execution, const ColumnSum& args);
+void column_sum(const CudaExecution& execution, const ColumnSum& args);
 
 enum class Transpose : std::uint8_t { no, yes };
 
@@ -69,5 +82,6 @@ struct Product {
   Matrix d = {};  ///< [m, n], f32 (f64 for f64)
 };
 void product(const CpuExecution& execution, const Product& args);
+void product(const CudaExecution& execution, const Product& args);
 
 }  // namespace fusegrad::kernels

@@ -1,0 +1,21 @@
+// A matrix product that needs nothing of its operands: any size, leading dimension and alignment. Not installed.
+#pragma once
+
+#include <fusegrad/autograd/execution.h>
+#include <fusegrad/ops/linear_kernels.h>
+
+namespace fusegrad::kernels {
+
+/// d = op(a) op(b) + c, in a's accumulation dtype, rounded once. Right where cuBLASLt has no algorithm, and slow: one
+/// thread an element, operands through shared memory. With a reduction length of 0, d is c or 0.
+struct SimpleProduct {
+  ConstMatrix a = {};  ///< [m, k], or [k, m] transposed; any floating dtype
+  Transpose transpose_a = Transpose::no;
+  ConstMatrix b = {};  ///< [k, n], or [n, k] transposed; a's dtype
+  Transpose transpose_b = Transpose::no;
+  ConstMatrix c = {};  ///< [m, n], d's dtype; may be d; or none
+  Matrix d = {};       ///< [m, n], a's dtype or its accumulation dtype
+};
+void simple_product(const CudaExecution& execution, const SimpleProduct& args);
+
+}  // namespace fusegrad::kernels
