@@ -14,9 +14,7 @@ namespace fusegrad::kernels {
 /// Elements of one task: its work is well above the price of handing it to a thread.
 inline constexpr std::int64_t kChunk = 32768;
 
-constexpr std::int64_t chunk_count(std::int64_t size) {
-  return (size + kChunk - 1) / kChunk;
-}
+constexpr std::int64_t chunk_count(std::int64_t size) { return (size + kChunk - 1) / kChunk; }
 
 /// Calls f(first, count) for every chunk of [0, size), on the pool's threads.
 template <class F>

@@ -1,0 +1,202 @@
+#include <algorithm>
+
+#include <fusegrad/ops/cpu/packing.h>
+#include <fusegrad/ops/cpu/scratch.h>
+#include <fusegrad/ops/cpu/tasks.h>
+#include <fusegrad/ops/cpu/tiled_product.h>
+
+namespace fusegrad::detail {
+namespace {
+
+// A tile of 96 x 256 floats, with its 96 rows of a and 256 columns of b over one depth block, takes 450 KiB: half of a
+// second-level cache of 1 MiB. 128 columns are 16 bytes of a mask's row, so tiles never share a byte of it. Where there
+// are few columns, tiles have more rows instead.
+constexpr std::int64_t kColUnit = 128;
+constexpr std::int64_t kMostRows = 96;
+constexpr std::int64_t kMostCols = 256;
+constexpr std::int64_t kMostNarrowRows = 384;
+// Tiles are made smaller until there are enough for any number of threads, or each would be too small to pay.
+constexpr std::int64_t kEnoughTasks = 32;
+constexpr std::int64_t kLeastWork = std::int64_t{1} << 20;
+constexpr std::int64_t kLeastBlocksAPart = 2;
+
+}  // namespace
+
+template <class Acc>
+TiledProduct<Acc>::TiledProduct(const Factor& a, const Factor& b, const ProductSize& size, SplitDepth split)
+    : a_(a), b_(b), size_(size) {
+  // Blocks of equal size, so that the last is not a short one.
+  const std::int64_t least_blocks = std::max<std::int64_t>(1, ceil_div(size.depth, kDepth<Acc>));
+  depth_block_ = std::max<std::int64_t>(1, ceil_div(size.depth, least_blocks));
+  depth_blocks_ = std::max<std::int64_t>(1, ceil_div(size.depth, depth_block_));
+  choose_tiles();
+  if (split == SplitDepth::yes) choose_parts();
+}
+
+template <class Acc>
+void TiledProduct<Acc>::choose_tiles() {
+  tile_cols_ = std::clamp(round_up(size_.n, kColUnit), kColUnit, kMostCols);
+  tile_rows_ = kMostRows;
+  if (size_.n <= kColUnit) {
+    const std::int64_t columns = round_up(std::max<std::int64_t>(size_.n, 1), kBlockCols<Acc>);
+    tile_rows_ = std::min(kMostNarrowRows, kMostRows * kMostCols / columns);
+  }
+  const auto count = [&] { return ceil_div(size_.m, tile_rows_) * ceil_div(size_.n, tile_cols_); };
+  while (count() > 0 && count() < kEnoughTasks && work() / count() >= 2 * kLeastWork) {
+    if (tile_rows_ >= 48 && size_.m > tile_rows_ / 2) {
+      tile_rows_ /= 2;
+    } else if (tile_cols_ > kColUnit) {
+      tile_cols_ = kColUnit;
+    } else {
+      break;
+    }
+  }
+  row_tiles_ = ceil_div(size_.m, tile_rows_);
+  if (row_tiles_ > 1) tile_rows_ = ceil_div(size_.m, row_tiles_);  // of equal size
+  tile_rows_ = round_up(std::min(tile_rows_, std::max<std::int64_t>(1, size_.m)), kBlockRows);
+  row_tiles_ = ceil_div(size_.m, tile_rows_);
+  col_tiles_ = ceil_div(size_.n, tile_cols_);
+}
+
+template <class Acc>
+void TiledProduct<Acc>::choose_parts() {
+  if (tasks() == 0) return;
+  const std::int64_t most = std::min({kEnoughTasks / tasks(), work() / kLeastWork, depth_blocks_ / kLeastBlocksAPart});
+  if (most > 1) parts_ = ceil_div(depth_blocks_, ceil_div(depth_blocks_, most));
+}
+
+template <class Acc>
+Range TiledProduct<Acc>::row_range(std::int64_t tile) const {
+  return {tile * tile_rows_, std::min((tile + 1) * tile_rows_, size_.m)};
+}
+template <class Acc>
+Range TiledProduct<Acc>::col_range(std::int64_t tile) const {
+  return {tile * tile_cols_, std::min((tile + 1) * tile_cols_, size_.n)};
+}
+template <class Acc>
+Range TiledProduct<Acc>::depth_range(std::int64_t block) const {
+  return {block * depth_block_, std::min((block + 1) * depth_block_, size_.depth)};
+}
+template <class Acc>
+Range TiledProduct<Acc>::block_range(std::int64_t part) const {
+  const std::int64_t blocks = ceil_div(depth_blocks_, parts_);
+  return {part * blocks, std::min((part + 1) * blocks, depth_blocks_)};
+}
+
+template <class Acc>
+bool TiledProduct<Acc>::shares_b() const {
+  return row_tiles_ > 1 && !a_.transposed;
+}
+
+template <class Acc>
+std::int64_t TiledProduct<Acc>::shared_size() const {
+  return shares_b() ? round_up(size_.n, kBlockCols<Acc>) * size_.depth : 0;
+}
+
+/// Where in the shared copy of b these columns of one depth block start.
+template <class Acc>
+std::int64_t TiledProduct<Acc>::shared_offset(Range cols, Range depth) const {
+  return round_up(size_.n, kBlockCols<Acc>) * depth.begin + cols.begin * depth.size();
+}
+
+template <class Acc>
+std::int64_t TiledProduct<Acc>::buffer_size() const {
+  return std::max({tile_cols_, tile_rows_, kTransposeBuffer<Acc>});
+}
+
+template <class Acc>
+std::size_t TiledProduct<Acc>::task_bytes() const {
+  return scratch_bytes<Acc>(tile_rows_ * kRowStride<Acc>, shares_b() ? 0 : tile_cols_ * kDepth<Acc>,
+                            tile_rows_ * tile_cols_, buffer_size());
+}
+
+template <class Acc>
+void TiledProduct<Acc>::pack_shared_b(ThreadPool& pool, Acc* packed) const {
+  constexpr std::int64_t kWorkAnElement = 8;
+  run_tasks(pool, col_tiles_ * depth_blocks_, size_.n * size_.depth * kWorkAnElement,
+            [&](std::int64_t task, int worker) {
+              const Range cols = col_range(task % col_tiles_);
+              const Range depth = depth_range(task / col_tiles_);
+              auto* buffer = static_cast<Acc*>(pool.scratch(worker, scratch_bytes<Acc>(buffer_size())));
+              pack_b(b_, cols, depth, packed + shared_offset(cols, depth), buffer);
+            });
+}
+
+template <class Acc>
+void TiledProduct<Acc>::run(ThreadPool& pool, Acc* shared, Epilogue<Acc>& epilogue, Acc* row_sums) const {
+  if (shares_b()) pack_shared_b(pool, shared);
+  run_tasks(pool, tasks(), work(), [&](std::int64_t task, int worker) {
+    Scratch scratch(pool.scratch(worker, task_bytes()));
+    Memory memory{};
+    memory.a = scratch.take<Acc>(tile_rows_ * kRowStride<Acc>);
+    memory.b = shares_b() ? nullptr : scratch.take<Acc>(tile_cols_ * kDepth<Acc>);
+    memory.tile = scratch.take<Acc>(tile_rows_ * tile_cols_);
+    memory.buffer = scratch.take<Acc>(buffer_size());
+    run_tile(task, memory, shared, epilogue, row_sums);
+  });
+}
+
+template <class Acc>
+void TiledProduct<Acc>::pack_a(Range rows, Range depth, const Memory& memory, Acc* row_sums) const {
+  if (a_.transposed) {
+    pack_columns(a_, rows, depth, memory.a, row_sums, memory.buffer);
+  } else {
+    pack_rows(a_, rows, depth, memory.a);
+  }
+}
+
+/// sums = (or +=) the products of a strip of packed a and all panels of packed b, over one depth block.
+template <class Acc>
+void TiledProduct<Acc>::multiply_strip(Range strip, Range cols, Range depth, const Acc* a, const Acc* b, Acc* sums,
+                                       bool add) const {
+  const auto kernel_for = a_.transposed ? block_kernel<Acc, PackedBy::depth> : block_kernel<Acc, PackedBy::row>;
+  for (std::int64_t j = 0; j < cols.size(); j += kBlockCols<Acc>) {
+    const auto kernel = kernel_for(strip.size(), panel_registers<Acc>(cols.size() - j));
+    kernel(depth.size(), a, b + j * depth.size(), sums + j, tile_cols_, add);
+  }
+}
+
+template <class Acc>
+void TiledProduct<Acc>::run_tile(std::int64_t task, const Memory& memory, const Acc* shared_b, Epilogue<Acc>& epilogue,
+                                 Acc* row_sums) const {
+  const std::int64_t part = task % parts_;
+  const std::int64_t col_tile = task / parts_ % col_tiles_;
+  const std::int64_t row_tile = task / parts_ / col_tiles_;
+  const Range blocks = block_range(part);
+  const Range cols = col_range(col_tile);
+  const Range rows = row_range(row_tile);
+  // With a single block the sums of a strip are used up at once: every strip takes the same memory, still in cache.
+  const std::int64_t strip_stride = blocks.size() == 1 ? 0 : tile_cols_;
+  Acc* sums_of_rows = nullptr;
+  if (row_sums && col_tile == 0) {
+    sums_of_rows = row_sums + part * size_.m + rows.begin;
+    std::fill_n(sums_of_rows, rows.size(), Acc{0});
+  }
+
+  for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
+    const Range depth = depth_range(block);
+    pack_a(rows, depth, memory, sums_of_rows);
+    if (!shares_b()) pack_b(b_, cols, depth, memory.b, memory.buffer);
+    const Acc* b = shares_b() ? shared_b + shared_offset(cols, depth) : memory.b;
+    for (std::int64_t i = 0; i < rows.size(); i += kBlockRows) {
+      const Range strip{rows.begin + i, std::min(rows.begin + i + kBlockRows, rows.end)};
+      const Acc* a = memory.a + i * (a_.transposed ? depth.size() : kRowStride<Acc>);
+      Acc* sums = memory.tile + i * strip_stride;
+      multiply_strip(strip, cols, depth, a, b, sums, block != blocks.begin);
+      if (block + 1 != blocks.end) continue;
+      epilogue.apply({.rows = strip,
+                      .cols = cols,
+                      .sums = sums,
+                      .ld = tile_cols_,
+                      .spare = memory.buffer,
+                      .tile = row_tile,
+                      .first = i == 0,
+                      .part = part});
+    }
+  }
+}
+
+template class TiledProduct<float>;
+template class TiledProduct<double>;
+
+}  // namespace fusegrad::detail
