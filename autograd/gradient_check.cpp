@@ -88,7 +88,7 @@ class Checker {
   static Context check(std::span<const Tensor> inputs, const GradientCheckOptions& options) {
     const bool parameters = options.parameters && options.parameters->size() != 0;
     require<ValueError>(!inputs.empty() || parameters, "gradient_check: there is neither an input nor a parameter");
-    const Context context = inputs.empty() ? options.parameters->context() : inputs[0].context();
+    Context context = inputs.empty() ? options.parameters->context() : inputs[0].context();
     const auto check_dtype = [](Dtype dtype) {
       require<DtypeError>(
           dtype == Dtype::f64,

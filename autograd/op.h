@@ -97,15 +97,15 @@ class Recording {
 
   /// Records a node with value `y` and, if the op is differentiable, the rule R(args...), made in the tape's memory.
   template <class R, class... Args>
-  Var finish(Tensor y, Args&&... args) {
-    if (!differentiable_) return add_node(std::move(y), nullptr);
-    return add_node(std::move(y), new (rule_memory(sizeof(R), alignof(R))) R(std::forward<Args>(args)...));
+  Var finish(const Tensor& y, Args&&... args) {
+    if (!differentiable_) return add_node(y, nullptr);
+    return add_node(y, new (rule_memory(sizeof(R), alignof(R))) R(std::forward<Args>(args)...));
   }
 
  private:
   static constexpr std::size_t kMaxInputs = 4;
   void* rule_memory(std::size_t bytes, std::size_t alignment) const;
-  Var add_node(Tensor y, Rule* rule);
+  Var add_node(const Tensor& y, Rule* rule);
 
   std::string_view op_;
   std::string_view note_;

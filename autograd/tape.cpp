@@ -231,7 +231,7 @@ void* Recording::rule_memory(std::size_t bytes, std::size_t alignment) const {
   return state_->rules.allocate(bytes, alignment);
 }
 
-Var Recording::add_node(Tensor y, Rule* rule) {
+Var Recording::add_node(const Tensor& y, Rule* rule) {
   Node node;
   node.op = op_;
   node.rule = rule;

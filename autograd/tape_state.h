@@ -124,10 +124,10 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
   void detach_from(const Tensor& seed);
   ParameterSlot& slot_of(const Node& node) const;
   void visit(std::uint32_t index);
-  Destination destination(std::uint32_t node);
-  void contribute(std::uint32_t node, const Tensor& gradient);
-  AbsorbOutcome may_absorb(std::uint32_t node, Absorb consumer) const;
-  int bias_node_of(std::uint32_t node) const;
+  Destination destination(std::uint32_t index);
+  void contribute(std::uint32_t index, const Tensor& gradient);
+  AbsorbOutcome may_absorb(std::uint32_t index, Absorb consumer) const;
+  int bias_node_of(std::uint32_t index) const;
   void abandon() noexcept;
 
   /// Requests that are open for the node being visited: one an input.

@@ -5,7 +5,7 @@ namespace fusegrad {
 Tensor prepare_mask(const Recording& op, std::int64_t rows, std::int64_t cols, kernels::ActivationForward& args) {
   BranchLog* log = op.branches();
   if (log && log->replaying()) {
-    const Tensor decisions = log->next();
+    Tensor decisions = log->next();
     args.branches = static_cast<const std::uint8_t*>(decisions.raw());
     return decisions;
   }
