@@ -22,6 +22,7 @@ CLEAN = {
     "tests/ops/linear_test.cpp": '#include <fusegrad/autograd/state.h>\n#include "tests/ops/reference.h"\n',
     "tests/ops/reference.h": "#pragma once\n",
     "tests/packaging/own_eigen.cpp": "#include <Eigen/Dense>\n",
+    "tests/fake_gpu/runtime.cpp": "#include <cuda_runtime_api.h>\n",
 }
 PUBLIC = {"fusegrad.h", "autograd/tape.h", "ops/linear.h", "nn/mlp.h"}
 
