@@ -10,9 +10,7 @@ namespace {
 constexpr std::size_t kFirstBuffer = std::size_t{1} << 16;
 constexpr std::size_t kLongestRow = std::size_t{1} << 26;
 
-constexpr bool is_space(char c) {
-  return c == ' ' || c == '\t';
-}
+constexpr bool is_space(char c) { return c == ' ' || c == '\t'; }
 
 }  // namespace
 
@@ -68,9 +66,7 @@ bool CsvRows::scan_row() {
   return true;
 }
 
-bool CsvRows::at_end() {
-  return cursor_ == size_ && !refill();
-}
+bool CsvRows::at_end() { return cursor_ == size_ && !refill(); }
 
 /// Reads more of the file behind what is left of the row; false at the end of the file.
 bool CsvRows::refill() {

@@ -13,9 +13,7 @@ namespace {
 
 using detail::require;
 
-Context host() {
-  return Context::cpu({.threads = 1});
-}
+Context host() { return Context::cpu({.threads = 1}); }
 
 /// `values` as a contiguous f32 [rows, width] CPU tensor that nobody else can write to, if they hold rows.
 Tensor take_table(Tensor values, const char* what, int least_rank) {

@@ -36,33 +36,17 @@ std::string directory_of(const std::string& path) {
 int FileCalls::open(const char* path, int flags, mode_t mode) {
   return ::open(path, flags, mode);  // NOLINT(cppcoreguidelines-pro-type-vararg): the system's own interface
 }
-ssize_t FileCalls::read(int descriptor, void* data, std::size_t bytes) {
-  return ::read(descriptor, data, bytes);
-}
+ssize_t FileCalls::read(int descriptor, void* data, std::size_t bytes) { return ::read(descriptor, data, bytes); }
 ssize_t FileCalls::write(int descriptor, const void* data, std::size_t bytes) {
   return ::write(descriptor, data, bytes);
 }
-int FileCalls::fstat(int descriptor, struct ::stat* status) {
-  return ::fstat(descriptor, status);
-}
-int FileCalls::stat(const char* path, struct ::stat* status) {
-  return ::stat(path, status);
-}
-int FileCalls::fchmod(int descriptor, mode_t mode) {
-  return ::fchmod(descriptor, mode);
-}
-int FileCalls::fsync(int descriptor) {
-  return ::fsync(descriptor);
-}
-int FileCalls::close(int descriptor) {
-  return ::close(descriptor);
-}
-int FileCalls::rename(const char* from, const char* to) {
-  return std::rename(from, to);
-}
-int FileCalls::unlink(const char* path) {
-  return ::unlink(path);
-}
+int FileCalls::fstat(int descriptor, struct ::stat* status) { return ::fstat(descriptor, status); }
+int FileCalls::stat(const char* path, struct ::stat* status) { return ::stat(path, status); }
+int FileCalls::fchmod(int descriptor, mode_t mode) { return ::fchmod(descriptor, mode); }
+int FileCalls::fsync(int descriptor) { return ::fsync(descriptor); }
+int FileCalls::close(int descriptor) { return ::close(descriptor); }
+int FileCalls::rename(const char* from, const char* to) { return std::rename(from, to); }
+int FileCalls::unlink(const char* path) { return ::unlink(path); }
 
 FileCalls& FileCalls::system() {
   static FileCalls calls;  // has no state
@@ -75,9 +59,7 @@ InputFile::InputFile(std::string op, std::string path, FileCalls& calls)
   if (descriptor_ < 0) fail(op_, "open", path_, errno);
 }
 
-InputFile::~InputFile() {
-  calls_.close(descriptor_);
-}
+InputFile::~InputFile() { calls_.close(descriptor_); }
 
 std::int64_t InputFile::size() const {
   struct ::stat status = {};
@@ -167,8 +149,6 @@ void OutputFile::commit() {
   if (!synced && sync_error != EINVAL) fail("synchronise the directory of", sync_error);
 }
 
-void OutputFile::fail(const char* what, int error) const {
-  detail::fail(op_, what, path_, error);
-}
+void OutputFile::fail(const char* what, int error) const { detail::fail(op_, what, path_, error); }
 
 }  // namespace fusegrad::detail

@@ -24,8 +24,7 @@ constexpr std::int64_t element_bytes(int type) {
       return 4;
     case 0x0E:  // f64
       return 8;
-    default:
-      return 0;
+    default: return 0;
   }
 }
 
@@ -48,18 +47,12 @@ void convert(const std::byte* from, std::span<To> to) {
 template <class To>
 void convert(int type, const std::byte* from, std::span<To> to) {
   switch (type) {
-    case 0x08:
-      return convert<std::uint8_t, std::uint8_t>(from, to);
-    case 0x09:
-      return convert<std::int8_t, std::uint8_t>(from, to);
-    case 0x0B:
-      return convert<std::int16_t, std::uint16_t>(from, to);
-    case 0x0C:
-      return convert<std::int32_t, std::uint32_t>(from, to);
-    case 0x0D:
-      return convert<float, std::uint32_t>(from, to);
-    default:
-      return convert<double, std::uint64_t>(from, to);
+    case 0x08: return convert<std::uint8_t, std::uint8_t>(from, to);
+    case 0x09: return convert<std::int8_t, std::uint8_t>(from, to);
+    case 0x0B: return convert<std::int16_t, std::uint16_t>(from, to);
+    case 0x0C: return convert<std::int32_t, std::uint32_t>(from, to);
+    case 0x0D: return convert<float, std::uint32_t>(from, to);
+    default: return convert<double, std::uint64_t>(from, to);
   }
 }
 
@@ -97,12 +90,8 @@ IdxFile::IdxFile(std::string op, std::string path) : file_(std::move(op), std::m
   }
 }
 
-void IdxFile::read(std::span<float> to) {
-  read_as(to);
-}
-void IdxFile::read(std::span<double> to) {
-  read_as(to);
-}
+void IdxFile::read(std::span<float> to) { read_as(to); }
+void IdxFile::read(std::span<double> to) { read_as(to); }
 
 template <class To>
 void IdxFile::read_as(std::span<To> to) {

@@ -25,9 +25,7 @@ using ::testing::HasSubstr;
 
 static_assert(std::ranges::input_range<DataLoader>);
 
-Context cpu(int threads = 1) {
-  return Context::cpu({.threads = threads});
-}
+Context cpu(int threads = 1) { return Context::cpu({.threads = threads}); }
 
 /// Rows that name themselves: row r is [r, r + 1/2], its label r mod 10.
 Dataset numbered(std::int64_t rows) {

@@ -19,13 +19,9 @@ using ::testing::HasSubstr;
 const float kNan = std::numeric_limits<float>::quiet_NaN();
 const float kInfinity = std::numeric_limits<float>::infinity();
 
-Context cpu() {
-  return Context::cpu({.threads = 1});
-}
+Context cpu() { return Context::cpu({.threads = 1}); }
 
-Tensor table(const Shape& shape, const std::vector<float>& values) {
-  return Tensor::from(cpu(), shape, values);
-}
+Tensor table(const Shape& shape, const std::vector<float>& values) { return Tensor::from(cpu(), shape, values); }
 
 Tensor counting(std::int64_t rows, std::int64_t width) {
   std::vector<float> values(static_cast<std::size_t>(rows * width));

@@ -39,9 +39,7 @@ const Named kLayers{
     {"layers.0.weight", {3, 2}}, {"layers.0.bias", {3}}, {"scale", {}}, {"none", {0, 5}}, {"kernel", {2, 1, 2, 3}}};
 constexpr Dtype kDtypes[] = {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16};
 
-Context cpu() {
-  return Context::cpu({.threads = 1});
-}
+Context cpu() { return Context::cpu({.threads = 1}); }
 
 /// Parameters with values that no 16-bit type holds, other ones for every seed.
 ParameterSet make_set(Dtype dtype, const Named& parameters, int seed, const Context& context = cpu()) {
