@@ -24,6 +24,9 @@ CudaBackend::CudaBackend(int device, CUstream_st* stream) : device_(device) {
   stream_ = std::make_unique<Stream>(stream);
   require<DeviceError>(stream_->device() == device, "context: the stream belongs to cuda:{}, not to cuda:{}",
                        stream_->device(), device);
+  int pools = 0;
+  FUSEGRAD_CUDA(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, device));
+  if (pools == 0) return;
   cudaMemPoolProps properties = {};
   properties.allocType = cudaMemAllocationTypePinned;
   properties.handleTypes = cudaMemHandleTypeNone;
@@ -33,26 +36,30 @@ CudaBackend::CudaBackend(int device, CUstream_st* stream) : device_(device) {
 }
 
 CudaBackend::~CudaBackend() {
-  if (!pool_) return;
   // The last blocks may still be in use by kernels on the stream.
   drop_cuda_error(cudaStreamSynchronize(stream_->get()));
-  drop_cuda_error(cudaMemPoolDestroy(pool_));
+  if (pool_) drop_cuda_error(cudaMemPoolDestroy(pool_));
 }
 
 void* CudaBackend::allocate(std::size_t bytes) {
   require<StateError>(!stream_->capturing(),
                       "context: {} bytes were asked for while a graph is captured; run the step once before", bytes);
+  const DeviceScope scope(device_);
   void* block = nullptr;
-  const cudaError_t status = cudaMallocFromPoolAsync(&block, bytes, pool_, stream_->get());
+  const cudaError_t status =
+      pool_ ? cudaMallocFromPoolAsync(&block, bytes, pool_, stream_->get()) : cudaMalloc(&block, bytes);
   if (status == cudaErrorMemoryAllocation) {
     drop_cuda_error(status);
     return nullptr;
   }
-  check_cuda(status, "cudaMallocFromPoolAsync(&block, bytes, pool, stream)", __FILE__, __LINE__);
+  check_cuda(status, pool_ ? "cudaMallocFromPoolAsync" : "cudaMalloc", __FILE__, __LINE__);
   return block;
 }
 
-void CudaBackend::release(void* block) { drop_cuda_error(cudaFreeAsync(block, stream_->get())); }
+void CudaBackend::release(void* block) {
+  // cudaFree waits for the kernels that use the block; the pool orders itself behind them.
+  drop_cuda_error(pool_ ? cudaFreeAsync(block, stream_->get()) : cudaFree(block));
+}
 
 void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;

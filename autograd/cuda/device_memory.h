@@ -3,7 +3,8 @@
 // Blocks come from a memory pool of the context's own, in the order of its stream (cudaMallocFromPoolAsync): neither a
 // new block nor a trimmed one waits for the GPU, a released block is safe although kernels that use it still run, and
 // the driver remaps released pages, so that other sizes than before do not fragment the memory. The cache above it
-// (MemoryCache) keeps every block for reuse; what it gives back, the pool returns to the system at the next wait.
+// (MemoryCache) keeps every block for reuse; what it gives back, the pool returns to the system at the next wait. Where
+// the driver has no pools, blocks come from cudaMalloc, which may wait.
 #pragma once
 
 #include <memory>
@@ -40,7 +41,7 @@ class CudaBackend final : public Backend {
  private:
   int device_;
   std::unique_ptr<Stream> stream_;
-  CUmemPoolHandle_st* pool_ = nullptr;
+  CUmemPoolHandle_st* pool_ = nullptr;  // null where the driver has none
 };
 
 }  // namespace fusegrad::detail

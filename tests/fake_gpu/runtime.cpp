@@ -90,6 +90,12 @@ cudaError_t cudaFreeAsync(void* block, cudaStream_t) {
   return cudaSuccess;
 }
 
+cudaError_t cudaMalloc(void** block, std::size_t bytes) {
+  static CUmemPoolHandle_st pool;
+  return cudaMallocFromPoolAsync(block, bytes, &pool, nullptr);
+}
+cudaError_t cudaFree(void* block) { return cudaFreeAsync(block, nullptr); }
+
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
   const auto* a = static_cast<const char*>(to);
   const auto* b = static_cast<const char*>(from);

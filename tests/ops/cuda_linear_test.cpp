@@ -3,6 +3,7 @@
 //
 // Fills are integers, thinned so that every sum, and every value that is stored in 16 bits, is exact: the tolerance is
 // 0 in every dtype, whatever the order of summation.
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <vector>
@@ -349,14 +350,23 @@ class MissingAlgorithmTest : public testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Each, MissingAlgorithmTest, testing::Range(0, static_cast<int>(detail::kEpilogues)),
                          [](const auto& info) { return std::string(name_of(static_cast<Epilogue>(info.param))); });
 
-/// One forward and one backward of every kind, as bytes.
-std::vector<std::byte> everything(const Context& context, Dtype dtype) {
+/// Equal numbers. Zeros of either sign are equal to each other, and to what gelu leaves of a -16 in f64.
+testing::AssertionResult same(const std::vector<double>& got, const std::vector<double>& expected) {
+  const auto equal = [](double a, double b) { return a == b || std::fabs(a - b) < 0x1p-300; };
+  const auto [wrong, right] = std::ranges::mismatch(got, expected, equal);
+  if (wrong == got.end() && right == expected.end()) return testing::AssertionSuccess();
+  if (wrong == got.end() || right == expected.end()) return testing::AssertionFailure() << "not as many numbers";
+  return testing::AssertionFailure() << "number " << wrong - got.begin() << " is " << *wrong << ", not " << *right;
+}
+
+/// One forward and one backward of every kind, as one list of numbers.
+std::vector<double> everything(const Context& context, Dtype dtype) {
   const Layer layer({24, 40, 56}, kSeed);
   const Dtype wide = accumulation_dtype(dtype);
-  std::vector<std::byte> bytes;
+  std::vector<double> numbers;
   const auto keep = [&](const GuardedMatrix& matrix) {
-    const std::vector<std::byte> part = matrix.bytes();
-    bytes.insert(bytes.end(), part.begin(), part.end());
+    const Values part = matrix.values();
+    numbers.insert(numbers.end(), part.elements.begin(), part.elements.end());
   };
   // Pre-activations that are multiples of 16, where gelu is exact whoever computes it.
   const Values w16 = layer.w.map([](double v) { return 16 * v; });
@@ -382,7 +392,7 @@ std::vector<std::byte> everything(const Context& context, Dtype dtype) {
         at.fetch();
         keep(y);
         if (training && activation == Activation::relu) {
-          for (const std::uint8_t byte : mask.copy()) bytes.push_back(std::byte{byte});
+          for (std::int64_t i = 0; i < 24 * 40; ++i) numbers.push_back(mask_bit(mask.data(), 40, i / 40, i % 40));
         }
       }
   GuardedMatrix dz(dtype, layer.dz), plain_w(dtype, layer.w);
@@ -390,6 +400,7 @@ std::vector<std::byte> everything(const Context& context, Dtype dtype) {
   GuardedBytes mask = bytes_of(layer.mask);
   for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh})
     for (const bool with_bias : {false, true}) {
+      const bool wants_bias = with_bias && activation != Activation::none;
       GuardedMatrix dx(dtype, 24, 56), bias(wide, 1, 56);
       OnDevice at(context);
       const kernels::FusedResult result = dispatch(context, [&](const auto& execution) {
@@ -400,11 +411,11 @@ std::vector<std::byte> everything(const Context& context, Dtype dtype) {
                         .activation = activation,
                         .mask = activation == Activation::relu ? at.bytes(mask) : nullptr,
                         .pre_activation = activation == Activation::gelu_tanh ? at.matrix(pre) : Matrix(),
-                        .bias = with_bias && activation != Activation::none ? at.vector(bias) : Vector()});
+                        .bias = wants_bias ? at.vector(bias) : Vector()});
       });
       at.fetch();
       keep(dx);
-      if (result.bias_gradient && context.strategy() != Strategy::split) keep(bias);
+      if (wants_bias && result.bias_gradient) keep(bias);
     }
   GuardedMatrix dw(wide, 40, 56), db(wide, 1, 40);
   OnDevice at(context);
@@ -415,7 +426,7 @@ std::vector<std::byte> everything(const Context& context, Dtype dtype) {
   at.fetch();
   keep(dw);
   keep(db);
-  return bytes;
+  return numbers;
 }
 
 TEST_P(MissingAlgorithmTest, GivesTheSameNumbersAndIsCounted) {
@@ -423,14 +434,14 @@ TEST_P(MissingAlgorithmTest, GivesTheSameNumbersAndIsCounted) {
   std::int64_t missing = 0;
   for (const Strategy strategy : kStrategies) {
     const Context context = Context::cuda({.threads = 1, .strategy = strategy});
-    const std::vector<std::byte> expected = everything(context, Dtype::f32);
+    const std::vector<double> expected = everything(context, Dtype::f32);
     EXPECT_EQ(context.counters().missing_algorithms, 0);
     blaslt_of(context).force_no_algorithm(epilogue);
-    EXPECT_EQ(everything(context, Dtype::f32), expected) << name_of(strategy);
+    EXPECT_TRUE(same(everything(context, Dtype::f32), expected)) << name_of(strategy);
     missing += context.counters().missing_algorithms;
     blaslt_of(context).force_no_algorithm(epilogue, false);
     const std::int64_t before = context.counters().missing_algorithms;
-    EXPECT_EQ(everything(context, Dtype::f32), expected);
+    EXPECT_TRUE(same(everything(context, Dtype::f32), expected));
     EXPECT_EQ(context.counters().missing_algorithms, before);
   }
   EXPECT_GT(missing, 0) << "nothing used " << name_of(epilogue);
@@ -442,11 +453,11 @@ TEST_F(CudaLinearTest, SurvivesTheAbsenceOfEveryAlgorithm) {
     for (std::size_t i = 0; i < detail::kEpilogues; ++i) {
       blaslt_of(context).force_no_algorithm(static_cast<Epilogue>(i), false);
     }
-    const std::vector<std::byte> expected = everything(context, dtype);
+    const std::vector<double> expected = everything(context, dtype);
     for (std::size_t i = 0; i < detail::kEpilogues; ++i)
       blaslt_of(context).force_no_algorithm(static_cast<Epilogue>(i));
     const std::int64_t uses = context.counters().plan_uses;
-    EXPECT_EQ(everything(context, dtype), expected) << name_of(dtype);
+    EXPECT_TRUE(same(everything(context, dtype), expected)) << name_of(dtype);
     EXPECT_EQ(context.counters().plan_uses, uses) << "cuBLASLt ran";
   }
 }
