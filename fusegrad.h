@@ -15,6 +15,9 @@
 #include <fusegrad/io/dataset.h>
 #include <fusegrad/io/idx.h>
 #include <fusegrad/io/weights.h>
+#include <fusegrad/nn/initializers.h>
+#include <fusegrad/nn/linear_layer.h>
+#include <fusegrad/nn/mlp.h>
 #include <fusegrad/ops/activation.h>
 #include <fusegrad/ops/arithmetic.h>
 #include <fusegrad/ops/linear.h>

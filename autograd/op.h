@@ -115,6 +115,11 @@ class Recording {
   bool differentiable_ = false;
 };
 
+/// Records `parameter` as a leaf on the tape that `x` belongs to: how a module finds the tape of its input.
+/// Errors: StateError if `x` is undefined or stale, the tape is spent, or the parameter is an empty handle;
+/// DeviceError.
+Var parameter_beside(const Var& x, const Parameter& parameter);
+
 /// Where the gradient of one input goes.
 struct GradientRequest {
   Tensor d;  ///< write here: the shape of the input; its dtype, or accumulation_dtype for a parameter

@@ -92,6 +92,20 @@ std::uint32_t TapeState::differentiable(const Var& var, std::string_view who) co
   return var.index_;
 }
 
+Var TapeState::add_parameter(const Parameter& parameter) {
+  check_open("parameter");
+  require<StateError>(parameter.defined(), "parameter: this handle is empty");
+  const Tensor value = parameter.value();
+  parameters.push_back(parameter);
+  Var leaf = add_leaf(NodeKind::parameter, "parameter", value, !parameter.frozen());
+  if (leaf.index_ == kUnrecorded) {
+    parameters.pop_back();
+  } else {
+    nodes[leaf.index_].parameter = static_cast<std::uint32_t>(parameters.size() - 1);
+  }
+  return leaf;
+}
+
 void TapeState::check_open(std::string_view who) const {
   require<StateError>(!sweeping, "{}: a gradient hook may not change the tape while backward runs", who);
   require<StateError>(!spent,
@@ -143,16 +157,7 @@ Fusion Tape::fusion() const { return state_->fusion; }
 Var Tape::input(const Tensor& value) { return state_->add_leaf(NodeKind::input, "input", value, false); }
 Var Tape::variable(const Tensor& value) { return state_->add_leaf(NodeKind::variable, "variable", value, true); }
 
-Var Tape::parameter(const Parameter& parameter) {
-  state_->check_open("parameter");
-  require<StateError>(parameter.defined(), "parameter: this handle is empty");
-  Var leaf = state_->add_leaf(NodeKind::parameter, "parameter", parameter.value(), !parameter.frozen());
-  if (leaf.index_ != detail::kUnrecorded) {
-    state_->nodes[leaf.index_].parameter = static_cast<std::uint32_t>(state_->parameters.size());
-    state_->parameters.push_back(parameter);
-  }
-  return leaf;
-}
+Var Tape::parameter(const Parameter& parameter) { return state_->add_parameter(parameter); }
 
 void Tape::backward(const Var& loss, const BackwardOptions& options) { state_->backward(loss, std::nullopt, options); }
 
@@ -206,6 +211,12 @@ std::int64_t Tape::saved_bytes() const {
 std::string Tape::explain() const { return state_->explain(); }
 
 void Rule::save(const Tensor& tensor) { saved_[static_cast<std::size_t>(saved_count_++)] = {tensor, tensor.version()}; }
+
+Var parameter_beside(const Var& x, const Parameter& parameter) {
+  require<StateError>(x.defined(), "parameter: the Var is an empty handle");
+  x.state_->check(x, "parameter");
+  return x.state_->add_parameter(parameter);
+}
 
 Recording::Recording(std::string_view op, std::initializer_list<std::reference_wrapper<const Var>> inputs) : op_(op) {
   for (const Var& input : inputs) {

@@ -53,6 +53,7 @@ class Var {
  private:
   friend class Tape;
   friend class Recording;
+  friend Var parameter_beside(const Var& x, const Parameter& parameter);
   friend class detail::TapeState;
   Var(std::shared_ptr<detail::TapeState> state, std::uint32_t index, std::uint32_t generation, Tensor value)
       : state_(std::move(state)), index_(index), generation_(generation), value_(std::move(value)) {}

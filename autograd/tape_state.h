@@ -78,6 +78,7 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
   void clear();  ///< forgets all nodes
   Var add(const Node& node, std::span<const std::uint32_t> inputs, const Tensor& value);
   Var add_leaf(NodeKind kind, std::string_view op, const Tensor& value, bool needs_gradient);
+  Var add_parameter(const Parameter& parameter);
   std::uint32_t check(const Var& var, std::string_view who) const;  ///< index of a live Var of this tape
   const Node& node(const Var& var, std::string_view who) const;     ///< node of a live Var of this tape
   std::uint32_t differentiable(const Var& var, std::string_view who) const;

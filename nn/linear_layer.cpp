@@ -1,0 +1,42 @@
+#include <fusegrad/autograd/check.h>
+#include <fusegrad/autograd/op.h>
+#include <fusegrad/nn/linear_layer.h>
+#include <fusegrad/ops/linear.h>
+
+namespace fusegrad {
+
+using detail::require;
+
+LinearLayer::LinearLayer(const Context& context, const LinearLayerOptions& options)
+    : set_(context, options.dtype.value_or(Dtype::f32)), activation_(options.activation) {
+  add_parameters("", options);
+}
+
+LinearLayer::LinearLayer(ParameterSet set, const std::string& name, const LinearLayerOptions& options)
+    : set_(std::move(set)), activation_(options.activation) {
+  add_parameters(name + ".", options);
+}
+
+void LinearLayer::add_parameters(const std::string& prefix, const LinearLayerOptions& options) {
+  require<ValueError>(options.in >= 1 && options.out >= 1, "linear layer: in and out must be at least 1, got {} and {}",
+                      options.in, options.out);
+  require<DtypeError>(!options.dtype || *options.dtype == set_.dtype(), "linear layer: the set's dtype is {}, not {}",
+                      name_of(set_.dtype()), name_of(options.dtype.value_or(set_.dtype())));
+  for (const char* part : {"weight", "bias"}) {
+    require<ValueError>(!set_.contains(prefix + part), "linear layer: the set already has \"{}{}\"", prefix, part);
+  }
+  const Initialization initialization = options.initialization.value_or(
+      options.activation == Activation::none ? Initialization::xavier_uniform : Initialization::he_uniform);
+  // The parameter's number in the set names its stream of random numbers, so that layers of one seed differ.
+  weight_ = set_.add(prefix + "weight", {options.out, options.in},
+                     layer_weights(initialization, options.in, options.out, options.seed, set_.size()));
+  if (options.bias) bias_ = set_.add(prefix + "bias", {options.out}, constant(0));
+}
+
+Var LinearLayer::operator()(const Var& x) const {
+  const Var w = parameter_beside(x, weight_);
+  if (!bias_.defined()) return linear(x, w, {.activation = activation_});
+  return linear(x, w, parameter_beside(x, bias_), {.activation = activation_});
+}
+
+}  // namespace fusegrad
