@@ -64,7 +64,7 @@ Strategy resolve_strategy(const std::optional<Strategy>& option) {
     if (value == name_of(strategy)) return strategy;
   }
   throw ValueError(
-      fmt::format("context: FUSEGRAD_STRATEGY must be \"epilogue\", \"split\" or \"pass\", got \"{}\"", value));
+      detail::format("context: FUSEGRAD_STRATEGY must be \"epilogue\", \"split\" or \"pass\", got \"{}\"", value));
 }
 
 detail::ContextSettings resolve(const ContextOptions& options) {
@@ -77,7 +77,7 @@ detail::ContextSettings resolve(const ContextOptions& options) {
 
 }  // namespace
 
-std::string Device::to_string() const { return type == DeviceType::cpu ? "cpu" : fmt::format("cuda:{}", index); }
+std::string Device::to_string() const { return type == DeviceType::cpu ? "cpu" : detail::format("cuda:{}", index); }
 
 Context Context::cpu(const ContextOptions& options) {
   return Context(std::make_shared<detail::ContextState>(detail::make_cpu_backend(), resolve(options)));

@@ -41,8 +41,11 @@ class Checker {
   Checker(const CheckedFunction& f, std::span<const Tensor> inputs, const GradientCheckOptions& options)
       : f_(f), options_(options), context_(check(inputs, options)) {
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-      Block block{
-          .name = fmt::format("input {}", i), .tensor = inputs[i].clone(), .parameter = {}, .base = {}, .gradient = {}};
+      Block block{.name = detail::format("input {}", i),
+                  .tensor = inputs[i].clone(),
+                  .parameter = {},
+                  .base = {},
+                  .gradient = {}};
       block.base = inputs[i].to_vector<double>();
       blocks_.push_back(std::move(block));
     }
@@ -50,7 +53,7 @@ class Checker {
     if (!options.parameters) return;
     for (const Parameter parameter : *options.parameters) {
       if (parameter.frozen()) continue;
-      Block block{.name = fmt::format("parameter \"{}\"", parameter.name()),
+      Block block{.name = detail::format("parameter \"{}\"", parameter.name()),
                   .tensor = parameter.value(),
                   .parameter = parameter,
                   .base = parameter.value().to_vector<double>(),
@@ -221,10 +224,11 @@ class Checker {
     std::vector<double> values = block.base;
     for (std::size_t i = 0; i < values.size(); ++i) {
       const double base = block.base[i];
-      check_line(fmt::format("{}, element {}", block.name, i), block.gradient[i], std::fabs(base), 1.0, [&](double t) {
-        values[i] = base + t;
-        block.set(values);
-      });
+      check_line(detail::format("{}, element {}", block.name, i), block.gradient[i], std::fabs(base), 1.0,
+                 [&](double t) {
+                   values[i] = base + t;
+                   block.set(values);
+                 });
     }
   }
 
@@ -242,7 +246,7 @@ class Checker {
       }
     }
     const double scale = std::sqrt(static_cast<double>(drawn));
-    check_line(fmt::format("random direction {}", number), gradient, 1.0, scale, [&](double t) {
+    check_line(detail::format("random direction {}", number), gradient, 1.0, scale, [&](double t) {
       for (std::size_t b = 0; b < blocks_.size(); ++b) {
         std::vector<double> values = blocks_[b].base;
         for (std::size_t i = 0; i < values.size(); ++i) values[i] += t * directions[b][i];
@@ -255,14 +259,14 @@ class Checker {
     report_.forward_error = std::fabs(fused_value_ - base_value_);
     const double limit = options_.absolute + options_.relative * std::fabs(base_value_);
     note(report_.forward_error, limit,
-         [&] { return fmt::format("forward: fused {:.17g}, unfused {:.17g}", fused_value_, base_value_); });
+         [&] { return detail::format("forward: fused {:.17g}, unfused {:.17g}", fused_value_, base_value_); });
   }
 
   void compare(const std::string& where, double gradient, double difference, double limit) {
     const double error = std::fabs(gradient - difference);
     if (!(error <= report_.largest_error)) report_.largest_error = error;
     note(error, limit,
-         [&] { return fmt::format("{}: gradient {:.17g}, difference {:.17g}", where, gradient, difference); });
+         [&] { return detail::format("{}: gradient {:.17g}, difference {:.17g}", where, gradient, difference); });
   }
 
   /// Keeps the largest ratio; a NaN is larger than anything.

@@ -97,8 +97,8 @@ Storage* MemoryCache::take_new(std::size_t rounded, std::size_t asked) {
   }
   if (!storage->data) {
     throw OutOfMemoryError(
-        fmt::format("out of memory on {}: {} bytes were asked for, {} bytes are held by live tensors",
-                    backend_->device().to_string(), asked, use_.in_use));
+        detail::format("out of memory on {}: {} bytes were asked for, {} bytes are held by live tensors",
+                       backend_->device().to_string(), asked, use_.in_use));
   }
   storage->bytes = rounded;
   storage->borrowed = false;

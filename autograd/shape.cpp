@@ -33,7 +33,7 @@ std::int64_t Shape::operator[](int axis) const {
 
 std::string Shape::to_string() const {
   std::string text = "[";
-  for (int axis = 0; axis < rank_; ++axis) text += fmt::format("{}{}", axis ? ", " : "", extents_[axis]);
+  for (int axis = 0; axis < rank_; ++axis) text += detail::format("{}{}", axis ? ", " : "", extents_[axis]);
   return text + "]";
 }
 

@@ -107,12 +107,12 @@ class Reader {
     if (value) [[likely]]
       return *value;
     constexpr std::size_t kShown = 40;
-    throw IoError(
-        fmt::format("read_csv: {}, line {}, column {}: {}{}", path_, rows_.line(), column + 1,
-                    field.empty() ? "the field is empty" : fmt::format("\"{}\" is no number", field.substr(0, kShown)),
-                    row_ == 0 && options_.header == CsvHeader::automatic
-                        ? "; if this row is a header, say so with .header = CsvHeader::present"
-                        : ""));
+    throw IoError(detail::format(
+        "read_csv: {}, line {}, column {}: {}{}", path_, rows_.line(), column + 1,
+        field.empty() ? "the field is empty" : detail::format("\"{}\" is no number", field.substr(0, kShown)),
+        row_ == 0 && options_.header == CsvHeader::automatic
+            ? "; if this row is a header, say so with .header = CsvHeader::present"
+            : ""));
   }
 
   float finite_number(std::size_t column) const {

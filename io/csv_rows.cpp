@@ -108,7 +108,7 @@ void CsvRows::take_field(Span raw) {
 }
 
 void CsvRows::fail(std::string_view what) const {
-  throw IoError(fmt::format("{}: {}, line {}: {}", file_.op(), file_.path(), line_, what));
+  throw IoError(detail::format("{}: {}, line {}: {}", file_.op(), file_.path(), line_, what));
 }
 
 }  // namespace fusegrad::detail

@@ -89,8 +89,8 @@ void check_range(const Tensor& table, Dtype dtype, const char* what) {
     if (bad == values.end()) return;
     const std::int64_t at = bad - values.begin();
     const std::int64_t width = table.shape()[1];
-    throw ValueError(fmt::format("data loader: {} {} of row {} is {}, too large for {}; scale the dataset first", what,
-                                 at % width, at / width, *bad, name_of(dtype)));
+    throw ValueError(detail::format("data loader: {} {} of row {} is {}, too large for {}; scale the dataset first",
+                                    what, at % width, at / width, *bad, name_of(dtype)));
   });
 }
 

@@ -31,8 +31,8 @@ Tensor take_table(Tensor values, const char* what, int least_rank) {
   const auto bad = std::ranges::find_if(flat, [](float value) { return !std::isfinite(value); });
   if (bad != flat.end()) {
     const std::int64_t at = bad - flat.begin();
-    throw ValueError(fmt::format("dataset: {} {} of row {} is {}; {}s must be finite in f32", what, at % width,
-                                 at / width, *bad, what));
+    throw ValueError(detail::format("dataset: {} {} of row {} is {}; {}s must be finite in f32", what, at % width,
+                                    at / width, *bad, what));
   }
   return values.reshape({shape[0], width});
 }

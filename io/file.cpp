@@ -22,7 +22,7 @@ auto uninterrupted(Call call) {
 }
 
 [[noreturn]] void fail(const std::string& op, const char* what, const std::string& path, int error) {
-  throw IoError(fmt::format("{}: cannot {} \"{}\": {}", op, what, path, std::generic_category().message(error)));
+  throw IoError(detail::format("{}: cannot {} \"{}\": {}", op, what, path, std::generic_category().message(error)));
 }
 
 std::string directory_of(const std::string& path) {
@@ -105,7 +105,7 @@ void OutputFile::create() {
   constexpr int kAttempts = 16;
   std::random_device random;
   for (int attempt = 0; descriptor_ < 0; ++attempt) {
-    temporary_ = fmt::format("{}.tmp.{:08x}", path_, random());
+    temporary_ = detail::format("{}.tmp.{:08x}", path_, random());
     constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     descriptor_ = uninterrupted([&] { return calls_.open(temporary_.c_str(), kFlags, 0666); });
     if (descriptor_ < 0 && (errno != EEXIST || attempt + 1 == kAttempts)) fail("create a temporary for", errno);

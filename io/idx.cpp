@@ -19,7 +19,7 @@ std::string find_file(const std::string& directory, const std::string& stem, con
       if (std::filesystem::exists(path, ignored)) return path;
     }
   }
-  throw IoError(fmt::format("read_idx: there is no {}-{} in \"{}\", with or without .gz", stem, format, directory));
+  throw IoError(detail::format("read_idx: there is no {}-{} in \"{}\", with or without .gz", stem, format, directory));
 }
 
 }  // namespace

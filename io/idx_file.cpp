@@ -66,9 +66,9 @@ IdxFile::IdxFile(std::string op, std::string path) : file_(std::move(op), std::m
   }
   type_ = static_cast<int>(magic[2]);
   const std::int64_t size = element_bytes(type_);
-  if (size == 0) fail(fmt::format("has elements of type 0x{:02x}; known are 08, 09, 0b, 0c, 0d and 0e", type_));
+  if (size == 0) fail(detail::format("has elements of type 0x{:02x}; known are 08, 09, 0b, 0c, 0d and 0e", type_));
   const int rank = static_cast<int>(magic[3]);
-  if (rank < 1 || rank > kMostAxes) fail(fmt::format("has {} axes; 1 to {} are possible", rank, kMostAxes));
+  if (rank < 1 || rank > kMostAxes) fail(detail::format("has {} axes; 1 to {} are possible", rank, kMostAxes));
 
   bool overflow = false;
   std::int64_t row = 1;  // elements behind one index of the first axis
@@ -85,8 +85,8 @@ IdxFile::IdxFile(std::string op, std::string path) : file_(std::move(op), std::m
   if (overflow) fail("has a header whose extents overflow 64 bits");
   const std::int64_t limit = content_.most_bytes();
   if (content_.packed() ? bytes > limit : bytes != limit) {
-    fail(fmt::format("must have {} bytes, as its header says, but {} {}", bytes,
-                     content_.packed() ? "can unpack to at most" : "has", limit));
+    fail(detail::format("must have {} bytes, as its header says, but {} {}", bytes,
+                        content_.packed() ? "can unpack to at most" : "has", limit));
   }
 }
 
@@ -107,7 +107,7 @@ void IdxFile::read_as(std::span<To> to) {
 }
 
 void IdxFile::fail(const std::string& what) const {
-  throw IoError(fmt::format("{}: \"{}\" {}", file_.op(), file_.path(), what));
+  throw IoError(detail::format("{}: \"{}\" {}", file_.op(), file_.path(), what));
 }
 
 }  // namespace fusegrad::detail

@@ -94,7 +94,7 @@ bool PackedFile::refill() {
 }
 
 void PackedFile::fail(const char* what) const {
-  throw IoError(fmt::format("{}: \"{}\" {}", file_.op(), file_.path(), what));
+  throw IoError(detail::format("{}: \"{}\" {}", file_.op(), file_.path(), what));
 }
 
 }  // namespace fusegrad::detail

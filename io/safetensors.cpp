@@ -43,21 +43,23 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     if (place_ == Place::root) {
       const bool control = std::ranges::any_of(name, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
       if (name.empty() || name.size() > kMostNameBytes || control) {
-        return fail(fmt::format("a tensor's name must have 1 to {} bytes and no control characters", kMostNameBytes));
+        return fail(
+            detail::format("a tensor's name must have 1 to {} bytes and no control characters", kMostNameBytes));
       }
-      if (!names_.insert(name).second) return fail(fmt::format("the key \"{}\" appears twice", name));
-      return names_.size() <= kMostTensors || fail(fmt::format("there are more than {} tensors", kMostTensors));
+      if (!names_.insert(name).second) return fail(detail::format("the key \"{}\" appears twice", name));
+      return names_.size() <= kMostTensors || fail(detail::format("there are more than {} tensors", kMostTensors));
     }
     if (place_ == Place::metadata) {
-      return metadata_keys_.insert(name).second || fail(fmt::format("the metadata key \"{:.64}\" appears twice", name));
+      return metadata_keys_.insert(name).second ||
+             fail(detail::format("the metadata key \"{:.64}\" appears twice", name));
     }
     bool* seen = name == "dtype"          ? &has_dtype_
                  : name == "shape"        ? &has_shape_
                  : name == "data_offsets" ? &has_offsets_
                                           : nullptr;
-    if (!seen) return fail(fmt::format("tensor \"{}\" has an unknown key \"{:.64}\"", entries_.back().name, name));
+    if (!seen) return fail(detail::format("tensor \"{}\" has an unknown key \"{:.64}\"", entries_.back().name, name));
     if (std::exchange(*seen, true)) {
-      return fail(fmt::format("tensor \"{}\" has the key \"{}\" twice", entries_.back().name, name));
+      return fail(detail::format("tensor \"{}\" has the key \"{}\" twice", entries_.back().name, name));
     }
     return true;
   }
@@ -67,8 +69,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     if (place_ != Place::tensor || key_ != "dtype") return unexpected("a string");
     const auto found = std::ranges::find(kDtypes, text, safetensors_name);
     if (found == kDtypes.end()) {
-      return fail(fmt::format("tensor \"{}\" has the type \"{:.64}\", which fusegrad does not have",
-                              entries_.back().name, text));
+      return fail(detail::format("tensor \"{}\" has the type \"{:.64}\", which fusegrad does not have",
+                                 entries_.back().name, text));
     }
     entries_.back().dtype = *found;
     return true;
@@ -83,11 +85,11 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
 
   bool number_unsigned(std::uint64_t number) override {
     if (place_ != Place::shape && place_ != Place::offsets) return unexpected("a number");
-    if (number >= kNumberLimit) return fail(fmt::format("{} is not below 2^53", number));
+    if (number >= kNumberLimit) return fail(detail::format("{} is not below 2^53", number));
     std::vector<std::int64_t>& list = place_ == Place::shape ? entries_.back().shape : offsets_;
     const std::size_t most = place_ == Place::shape ? kMostAxes : 2;
     if (list.size() == most) {
-      return fail(fmt::format("tensor \"{}\" has more than {} numbers in \"{}\"", entries_.back().name, most, key_));
+      return fail(detail::format("tensor \"{}\" has more than {} numbers in \"{}\"", entries_.back().name, most, key_));
     }
     list.push_back(static_cast<std::int64_t>(number));
     return true;
@@ -95,7 +97,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
 
   bool end_array() override {
     if (place_ == Place::offsets) {
-      if (offsets_.size() != 2) return fail(fmt::format("tensor \"{}\" needs two offsets", entries_.back().name));
+      if (offsets_.size() != 2) return fail(detail::format("tensor \"{}\" needs two offsets", entries_.back().name));
       entries_.back().begin = offsets_[0];
       entries_.back().end = offsets_[1];
     }
@@ -105,7 +107,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   bool end_object() override {
     if (place_ == Place::root) return enter(Place::end);
     if (place_ == Place::tensor && !(has_dtype_ && has_shape_ && has_offsets_)) {
-      return fail(fmt::format("tensor \"{}\" lacks dtype, shape or data_offsets", entries_.back().name));
+      return fail(detail::format("tensor \"{}\" lacks dtype, shape or data_offsets", entries_.back().name));
     }
     return enter(Place::root);
   }
@@ -116,7 +118,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   bool number_float(double, const std::string&) override { return unexpected("a fraction"); }
   bool binary(Json::binary_t&) override { return unexpected("binary data"); }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception&) override {
-    return fail(fmt::format("it is not valid JSON at byte {}", position));
+    return fail(detail::format("it is not valid JSON at byte {}", position));
   }
 
  private:
@@ -131,8 +133,8 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
     return false;
   }
   bool unexpected(const char* what) {
-    return fail(key_.empty() ? fmt::format("{} stands where an object must be", what)
-                             : fmt::format("{} stands where none may be, behind the key \"{:.64}\"", what, key_));
+    return fail(key_.empty() ? detail::format("{} stands where an object must be", what)
+                             : detail::format("{} stands where none may be, behind the key \"{:.64}\"", what, key_));
   }
 
   Place place_ = Place::start;
@@ -171,10 +173,11 @@ std::string format_header(std::string_view op, const std::vector<SafetensorsEntr
     try {
       name = Json(entry.name).dump();
     } catch (const Json::type_error&) {
-      throw ValueError(fmt::format("{}: the name \"{}\" is not UTF-8", op, entry.name));
+      throw ValueError(detail::format("{}: the name \"{}\" is not UTF-8", op, entry.name));
     }
-    json += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", json.size() > 1 ? "," : "",
-                        name, safetensors_name(entry.dtype), fmt::join(entry.shape, ","), entry.begin, entry.end);
+    json +=
+        detail::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", json.size() > 1 ? "," : "",
+                       name, safetensors_name(entry.dtype), fmt::join(entry.shape, ","), entry.begin, entry.end);
   }
   json += "}";
   json.resize((json.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
@@ -190,7 +193,8 @@ std::string format_header(std::string_view op, const std::vector<SafetensorsEntr
 
 std::vector<SafetensorsEntry> parse_header(std::string_view where, std::string_view header, std::int64_t data_bytes) {
   const auto check = [&]<class... Args>(bool condition, fmt::format_string<Args...> message, Args&&... args) {
-    if (!condition) throw IoError(fmt::format("{}: {}", where, fmt::format(message, std::forward<Args>(args)...)));
+    if (!condition)
+      throw IoError(detail::format("{}: {}", where, detail::format(message, std::forward<Args>(args)...)));
   };
   // JSON would allow more around the object: a byte order mark in front, line ends behind.
   const std::size_t last = header.find_last_not_of(' ');

@@ -28,8 +28,8 @@ void check_finite(const std::string& where, const std::string& name, const Tenso
     const auto bad =
         std::ranges::find_if(elements, [](T element) { return !std::isfinite(static_cast<double>(element)); });
     if (bad == elements.end()) return;
-    throw ValueError(fmt::format("{}: \"{}\" is {} at element {} of {}; .allow_non_finite lets it pass", where, name,
-                                 static_cast<double>(*bad), bad - elements.begin(), values.shape().to_string()));
+    throw ValueError(detail::format("{}: \"{}\" is {} at element {} of {}; .allow_non_finite lets it pass", where, name,
+                                    static_cast<double>(*bad), bad - elements.begin(), values.shape().to_string()));
   });
 }
 
@@ -104,7 +104,7 @@ void detail::save_weights(const std::string& path, const ParameterSet& parameter
 void detail::load_weights(const std::string& path, const ParameterSet& parameters, const WeightsOptions& options,
                           FileCalls& calls) {
   ParameterStore& store = parameters.store();
-  const std::string where = fmt::format("load_weights: \"{}\"", path);
+  const std::string where = detail::format("load_weights: \"{}\"", path);
   InputFile file("load_weights", path, calls);
   const std::string header = header_of(file, where);
   const std::int64_t data_bytes = file.size() - kLengthBytes - static_cast<std::int64_t>(header.size());

@@ -22,10 +22,10 @@ void Mlp::add_layers(const std::string& prefix, const MlpOptions& options) {
                       options.widths.size());
   require<ValueError>(std::ranges::all_of(options.widths, [](std::int64_t width) { return width >= 1; }),
                       "mlp: every width must be at least 1, got {}",
-                      fmt::format("{}", fmt::join(options.widths, ", ")));
+                      detail::format("{}", fmt::join(options.widths, ", ")));
   const std::size_t count = options.widths.size() - 1;
   for (std::size_t i = 0; i < count; ++i) {
-    const std::string layer = fmt::format("{}{}.", prefix, i);
+    const std::string layer = detail::format("{}{}.", prefix, i);
     require<ValueError>(!set_.contains(layer + "weight") && !set_.contains(layer + "bias"),
                         "mlp: the set already has parameters of \"{}\"", layer);
   }
@@ -37,7 +37,7 @@ void Mlp::add_layers(const std::string& prefix, const MlpOptions& options) {
                                    .initialization = options.initialization,
                                    .dtype = options.dtype,
                                    .seed = options.seed};
-    layers_.emplace_back(set_, fmt::format("{}{}", prefix, i), layer);
+    layers_.emplace_back(set_, detail::format("{}{}", prefix, i), layer);
   }
 }
 

@@ -1,5 +1,4 @@
-#include <fmt/format.h>
-
+#include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/cuda/check.h>
 #include <fusegrad/autograd/error.h>
 
@@ -31,8 +30,8 @@ void check_cuda(cudaError_t status, std::string_view call, const char* file, int
   if (status == cudaSuccess) [[likely]]
     return;
   drop_cuda_error(status);
-  std::string message = fmt::format("cuda: {} failed with {} ({}) at {}:{}", call, cudaGetErrorName(status),
-                                    cudaGetErrorString(status), file, line);
+  std::string message = detail::format("cuda: {} failed with {} ({}) at {}:{}", call, cudaGetErrorName(status),
+                                       cudaGetErrorString(status), file, line);
   if (is_sticky(status)) {
     message +=
         "; an earlier kernel caused it (run with CUDA_LAUNCH_BLOCKING=1 to see which), and the process must restart "

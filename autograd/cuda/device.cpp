@@ -32,9 +32,9 @@ void require_cuda_device(int device) {
   FUSEGRAD_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   FUSEGRAD_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
   throw DeviceError(
-      fmt::format("context: cuda:{} has compute capability {}.{}, and this fusegrad was built for {}; build it with "
-                  "-DCMAKE_CUDA_ARCHITECTURES={}{}",
-                  device, major, minor, FUSEGRAD_CUDA_ARCHITECTURES, major, minor));
+      detail::format("context: cuda:{} has compute capability {}.{}, and this fusegrad was built for {}; build it with "
+                     "-DCMAKE_CUDA_ARCHITECTURES={}{}",
+                     device, major, minor, FUSEGRAD_CUDA_ARCHITECTURES, major, minor));
 }
 
 DeviceScope::DeviceScope(int device) {

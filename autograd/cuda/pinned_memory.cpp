@@ -10,7 +10,7 @@ PinnedMemory::PinnedMemory(std::size_t bytes) : bytes_(bytes) {
   const cudaError_t status = cudaMallocHost(&block, bytes);
   if (status == cudaErrorMemoryAllocation) {
     drop_cuda_error(status);
-    throw OutOfMemoryError(fmt::format("out of page-locked host memory: {} bytes were asked for", bytes));
+    throw OutOfMemoryError(detail::format("out of page-locked host memory: {} bytes were asked for", bytes));
   }
   check_cuda(status, "cudaMallocHost(&block, bytes)", __FILE__, __LINE__);
   data_ = static_cast<std::byte*>(block);

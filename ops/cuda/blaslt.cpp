@@ -23,8 +23,8 @@ constexpr std::size_t kOldestVersion = 130000;
 void check(cublasStatus_t status, std::string_view call, const char* file, int line) {
   if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
     return;
-  throw CudaError(fmt::format("cuda: {} failed with {} ({}) at {}:{}", call, cublasLtGetStatusName(status),
-                              cublasLtGetStatusString(status), file, line));
+  throw CudaError(detail::format("cuda: {} failed with {} ({}) at {}:{}", call, cublasLtGetStatusName(status),
+                                 cublasLtGetStatusString(status), file, line));
 }
 
 #define FUSEGRAD_BLASLT(call) check((call), #call, __FILE__, __LINE__)
@@ -94,8 +94,8 @@ std::int64_t reduction_length(const LtProduct& product) {
 }
 
 std::string describe(const LtProduct& product) {
-  return fmt::format("{} with m={} n={} k={}, {} to {}", name_of(product.epilogue), product.d.rows, product.d.cols,
-                     reduction_length(product), name_of(product.a.dtype), name_of(product.d.dtype));
+  return detail::format("{} with m={} n={} k={}, {} to {}", name_of(product.epilogue), product.d.rows, product.d.cols,
+                        reduction_length(product), name_of(product.a.dtype), name_of(product.d.dtype));
 }
 
 /// Products for which the library offers algorithms that are known to be wrong.
@@ -262,7 +262,7 @@ std::unique_ptr<Blaslt::Plan> Blaslt::make_plan(const LtProduct& product) const 
       cublasLtMatmulAlgoGetHeuristic(handle_->value, plan->description.get(), plan->a.get(), plan->b.get(),
                                      plan->c.get(), plan->d.get(), preference.get(), kMaxCandidates, results, &count);
   if (is_refusal(status)) return plan;
-  check(status, fmt::format("cublasLtMatmulAlgoGetHeuristic for {}", describe(product)), __FILE__, __LINE__);
+  check(status, detail::format("cublasLtMatmulAlgoGetHeuristic for {}", describe(product)), __FILE__, __LINE__);
   for (const cublasLtMatmulHeuristicResult_t& result : std::span(results).first(static_cast<std::size_t>(count))) {
     if (result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkspaceBytes) continue;
     if (settings_.deterministic && decides_split_at_run_time(result.algo)) continue;
@@ -310,7 +310,7 @@ bool Blaslt::run(const LtProduct& product, Counters& counters) {
     }
     // An algorithm that the heuristic offered may still refuse its first run; then the next one has its turn.
     if (plan.proven || !is_refusal(status)) {
-      check(status, fmt::format("cublasLtMatmul for {}", describe(product)), __FILE__, __LINE__);
+      check(status, detail::format("cublasLtMatmul for {}", describe(product)), __FILE__, __LINE__);
     }
     plan.candidates.erase(plan.candidates.begin());
   }
