@@ -65,12 +65,14 @@ void input_gradient(ThreadPool& pool, const kernels::LinearInputGradient& args) 
 
 namespace kernels {
 
-void linear_input_gradient(const CpuExecution& execution, const LinearInputGradient& args) {
+FusedResult linear_input_gradient(const CpuExecution& execution, const LinearInputGradient& args) {
   if (args.dz.dtype == Dtype::f64) {
     detail::input_gradient<double>(execution.pool, args);
   } else {
     detail::input_gradient<float>(execution.pool, args);
   }
+  if (args.activation == Activation::none) return {};
+  return {.note = "one pass: product, activation gradient, bias gradient"};
 }
 
 }  // namespace kernels

@@ -104,7 +104,7 @@ void weight_gradient(ThreadPool& pool, const kernels::LinearWeightGradient& args
 
 namespace kernels {
 
-void linear_weight_gradient(const CpuExecution& execution, const LinearWeightGradient& args) {
+FusedResult linear_weight_gradient(const CpuExecution& execution, const LinearWeightGradient& args) {
   if (args.dw.cols == 0) {  // no product to carry the sums
     if (args.bias.data) column_sum(execution, {.dz = args.dz, .bias = args.bias, .bias_c = args.bias_c});
   } else if (args.dz.dtype == Dtype::f64) {
@@ -112,6 +112,7 @@ void linear_weight_gradient(const CpuExecution& execution, const LinearWeightGra
   } else {
     detail::weight_gradient<float>(execution.pool, args);
   }
+  return {};
 }
 
 }  // namespace kernels
