@@ -21,5 +21,8 @@
 #include <fusegrad/ops/activation.h>
 #include <fusegrad/ops/arithmetic.h>
 #include <fusegrad/ops/linear.h>
+#include <fusegrad/ops/loss_options.h>
+#include <fusegrad/ops/mse_loss.h>
 #include <fusegrad/ops/reduction.h>
 #include <fusegrad/ops/reshape.h>
+#include <fusegrad/ops/softmax_cross_entropy.h>

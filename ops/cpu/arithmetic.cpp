@@ -30,7 +30,7 @@ void multiply_add_in(const CpuExecution& execution, const MultiplyAdd& args) {
 
 template <class Compute>
 void broadcast_in(const CpuExecution& execution, const Broadcast& args) {
-  const auto value = detail::narrow<Compute>(load_scalar(args.x) / args.divisor);
+  const auto value = detail::narrow<Compute>(read(args.x.data, args.x.dtype) / args.divisor);
   if (!args.c.data) {
     map<Compute>(execution, std::array<ConstVector, 0>{}, args.y, [=] { return value; });
   } else {
@@ -67,7 +67,7 @@ void sum(const CpuExecution& execution, const Sum& args) {
       }
     });
   });
-  store_scalar(sum / args.divisor, args.y);
+  write(sum / args.divisor, args.y.data, args.y.dtype);
 }
 
 }  // namespace fusegrad::kernels

@@ -58,9 +58,15 @@ To convert(From value) {
   }
 }
 
-/// Elements [first, first + count) of `data` as Compute: in place if that is their type, else in `buffer`.
+/// What an absent operand reads.
+template <class Compute>
+alignas(64) inline constexpr Compute kZeros[kBlock] = {};
+
+/// Elements [first, first + count) of `data` as Compute: in place if that is their type, else in `buffer`. At most
+/// kBlock elements; zeros if there is no data.
 template <class Compute>
 const Compute* load(const void* data, Dtype dtype, std::int64_t first, std::int64_t count, Compute* buffer) {
+  if (!data) return kZeros<Compute>;
   return detail::visit_floating(dtype, [&]<class T>() -> const Compute* {
     const T* from = static_cast<const T*>(data) + first;
     if constexpr (std::is_same_v<T, Compute>) {
@@ -88,6 +94,17 @@ void store(const Compute* values, void* data, Dtype dtype, std::int64_t first, s
       for (std::int64_t i = 0; i < count; ++i) to[i] = convert<T>(values[i]);
     }
   });
+}
+
+/// Element `index`, widened.
+inline double read(const void* data, Dtype dtype, std::int64_t index = 0) {
+  return detail::visit_floating(dtype,
+                                [&]<class T>() { return static_cast<double>(static_cast<const T*>(data)[index]); });
+}
+
+/// Rounds `value` to element `index`.
+inline void write(double value, void* data, Dtype dtype, std::int64_t index = 0) {
+  detail::visit_floating(dtype, [&]<class T>() { static_cast<T*>(data)[index] = detail::narrow<T>(value); });
 }
 
 }  // namespace fusegrad::kernels

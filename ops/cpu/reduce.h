@@ -63,15 +63,4 @@ double sum_of_blocks(detail::ThreadPool& pool, std::int64_t size, F&& f) {
   return sum.value();
 }
 
-/// Rounds `value` to the only element of `y`.
-inline void store_scalar(double value, const Vector& y) {
-  detail::visit_floating(y.dtype, [&]<class T>() { *static_cast<T*>(y.data) = detail::narrow<T>(value); });
-}
-
-/// The only element of `x`.
-inline double load_scalar(const ConstVector& x) {
-  double buffer = 0;
-  return *load(x.data, x.dtype, 0, 1, &buffer);
-}
-
 }  // namespace fusegrad::kernels

@@ -38,9 +38,7 @@ class ArithmeticTest : public EachDtype {
 };
 FUSEGRAD_EACH_DTYPE(ArithmeticTest);
 
-std::vector<double> elements(const Tensor& tensor) {
-  return values_of(tensor).elements;
-}
+std::vector<double> elements(const Tensor& tensor) { return values_of(tensor).elements; }
 
 TEST_P(ArithmeticTest, ComputesElementByElement) {
   Tape tape(context_);
