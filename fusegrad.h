@@ -1,7 +1,4 @@
-// Everything that a program needs: #include <fusegrad/fusegrad.h>.
-#pragma once
-
-#include <fusegrad/autograd/context.h>
+// Everything that a program needs: #include <fusegrad/autograd/context.h>
 #include <fusegrad/autograd/dtype.h>
 #include <fusegrad/autograd/error.h>
 #include <fusegrad/autograd/gradient_check.h>
@@ -26,3 +23,6 @@
 #include <fusegrad/ops/reduction.h>
 #include <fusegrad/ops/reshape.h>
 #include <fusegrad/ops/softmax_cross_entropy.h>
+#include <fusegrad/optim/adam.h>
+#include <fusegrad/optim/optimizer.h>
+#include <fusegrad/optim/sgd.h>

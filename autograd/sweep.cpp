@@ -20,9 +20,10 @@ namespace fusegrad {
 namespace detail {
 namespace {
 
-bool is_power_of_two(double value) {
+/// True for powers of two whose reciprocal is exact in fp32, where optimizers divide by it: 2^-126 to 2^126.
+bool is_loss_scale(double value) {
   int exponent = 0;
-  return std::isfinite(value) && value > 0 && std::frexp(value, &exponent) == 0.5;
+  return std::frexp(value, &exponent) == 0.5 && exponent >= -125 && exponent <= 127;
 }
 
 }  // namespace
@@ -33,8 +34,8 @@ void TapeState::backward(const Var& root, const std::optional<Tensor>& seed, con
   check(root, kWho);
   require<StateError>(mode == Mode::training, "backward: an inference tape records nothing");
   const std::uint32_t index = differentiable(root, kWho);
-  require<ValueError>(is_power_of_two(options.loss_scale), "backward: loss_scale must be a power of two, got {}",
-                      options.loss_scale);
+  require<ValueError>(is_loss_scale(options.loss_scale),
+                      "backward: loss_scale must be a power of two from 2^-126 to 2^126, got {}", options.loss_scale);
   require<ValueError>(options.loss_scale == 1 || !seed,
                       "backward: loss_scale goes with a scalar loss, not with a seed");
   if (seed) {

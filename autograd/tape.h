@@ -76,7 +76,7 @@ struct BackwardOptions {
   /// Keep saved values, so that backward can run again. Otherwise the tape is spent.
   bool keep = false;
   /// The root's gradient is multiplied by this power of two, and so is every gradient; the optimizer divides by it.
-  /// It keeps small gradients of 16-bit networks from flushing to zero.
+  /// It keeps small gradients of 16-bit networks from flushing to zero. Range: 2^-126 to 2^126.
   double loss_scale = 1;
 };
 
@@ -105,8 +105,9 @@ class Tape {
   /// Differentiates `loss`, which must have exactly one element. Gradients of parameters and variables are written, or
   /// added to what they already hold. Errors: StateError for a stale Var, a spent tape, a Var that depends on nothing
   /// differentiable, or a saved value that was changed since forward; ShapeError if `loss` is not a scalar; ValueError
-  /// if loss_scale is not a power of two. All are thrown before anything changed. If memory runs out or a hook throws
-  /// during the sweep, the tape is spent and the gradients of all parameters that the sweep had reached are empty.
+  /// if loss_scale is not a power of two in its range. All are thrown before anything changed. If memory runs out or a
+  /// hook throws during the sweep, the tape is spent and the gradients of all parameters that the sweep had reached are
+  /// empty.
   void backward(const Var& loss, const BackwardOptions& options = {});
   /// Differentiates the inner product of `y` and `seed`. `seed` has y's shape and dtype and is not changed.
   /// Errors: as above; ShapeError, DtypeError or DeviceError for the seed.

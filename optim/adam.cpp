@@ -1,0 +1,113 @@
+#include <limits>
+#include <vector>
+
+#include <fusegrad/ops/dispatch.h>
+#include <fusegrad/optim/adam.h>
+#include <fusegrad/optim/update_rule.h>
+
+namespace fusegrad {
+namespace {
+
+using detail::OptimizerOptions;
+using detail::OptimizerPass;
+using detail::require;
+using detail::UpdateRule;
+
+enum class WeightDecay : std::uint8_t { coupled, decoupled };
+
+struct AdamConstants {
+  double beta1;
+  double beta2;
+  double epsilon;
+  double weight_decay;
+};
+
+/// 1 - beta^t without the cancellation of the plain form; exact enough for every t in double, hopeless in float.
+double one_minus_power(double beta, std::int64_t t) { return -std::expm1(static_cast<double>(t) * std::log(beta)); }
+
+class AdamRule final : public UpdateRule {
+ public:
+  AdamRule(WeightDecay kind, Dtype dtype, const AdamConstants& constants)
+      : decay_(kind), dtype_(dtype), constants_(constants) {
+    for (const auto& [name, beta] : {std::pair{"beta1", constants.beta1}, {"beta2", constants.beta2}}) {
+      require<ValueError>(beta >= 0 && beta < 1, "{}: {} must be in [0, 1), got {}", this->kind(), name, beta);
+    }
+    // Below the smallest normal number epsilon may be flushed to zero, and a zero gradient would give 0 / 0.
+    const double smallest =
+        dtype == Dtype::f64 ? std::numeric_limits<double>::min() : double{std::numeric_limits<float>::min()};
+    const double largest =
+        dtype == Dtype::f64 ? std::numeric_limits<double>::max() : double{std::numeric_limits<float>::max()};
+    require<ValueError>(constants.epsilon >= smallest && constants.epsilon <= largest,
+                        "{}: epsilon must be > 0 and a normal {} number, got {}", this->kind(),
+                        name_of(accumulation_dtype(dtype)), constants.epsilon);
+    detail::check_not_negative(this->kind(), "weight_decay", constants.weight_decay);
+  }
+
+  std::string_view kind() const override { return decay_ == WeightDecay::coupled ? "adam" : "adamw"; }
+  int moment_count() const override { return 2; }
+
+  OptimizerOptions options() const override {
+    return {{"beta1", constants_.beta1},
+            {"beta2", constants_.beta2},
+            {"epsilon", constants_.epsilon},
+            {"weight_decay", constants_.weight_decay}};
+  }
+
+  std::unique_ptr<UpdateRule> with_options(const OptimizerOptions& options) const override {
+    return std::make_unique<AdamRule>(decay_, dtype_,
+                                      AdamConstants{.beta1 = options.at("beta1"),
+                                                    .beta2 = options.at("beta2"),
+                                                    .epsilon = options.at("epsilon"),
+                                                    .weight_decay = options.at("weight_decay")});
+  }
+
+  void reserve(std::size_t parameters) override { scalars_.reserve(parameters); }
+
+  void run(const OptimizerPass& pass) override {
+    const bool coupled = decay_ == WeightDecay::coupled;
+    const double decay = coupled ? 0 : pass.learning_rate * constants_.weight_decay;
+    scalars_.clear();
+    for (std::size_t i = 0; i < pass.steps.size(); ++i) {
+      scalars_.push_back({.gradient_factor = pass.gradient_factors[i],
+                          .step_size = pass.learning_rate / one_minus_power(constants_.beta1, pass.steps[i]),
+                          .root_factor = 1 / std::sqrt(one_minus_power(constants_.beta2, pass.steps[i])),
+                          .decay = decay});
+    }
+    const kernels::AdamStep args{.parameters = pass.parameters,
+                                 .scalars = scalars_,
+                                 .m = pass.moments[0],
+                                 .v = pass.moments[1],
+                                 .beta1 = constants_.beta1,
+                                 .beta2 = constants_.beta2,
+                                 .epsilon = constants_.epsilon,
+                                 .coupled_decay = coupled ? constants_.weight_decay : 0};
+    dispatch(pass.context, [&](const auto& execution) { kernels::adam_step(execution, args); });
+  }
+
+ private:
+  WeightDecay decay_;
+  Dtype dtype_;
+  AdamConstants constants_;
+  std::vector<kernels::AdamScalars> scalars_;
+};
+
+template <class Options>
+std::unique_ptr<UpdateRule> make_rule(WeightDecay kind, const ParameterSet& parameters, const Options& options) {
+  return std::make_unique<AdamRule>(kind, parameters.dtype(),
+                                    AdamConstants{.beta1 = options.beta1,
+                                                  .beta2 = options.beta2,
+                                                  .epsilon = options.epsilon,
+                                                  .weight_decay = options.weight_decay});
+}
+
+}  // namespace
+
+Adam::Adam(ParameterSet parameters, const AdamOptions& options)
+    : Optimizer(parameters, options.learning_rate, make_rule(WeightDecay::coupled, parameters, options),
+                options.skip_nonfinite) {}
+
+AdamW::AdamW(ParameterSet parameters, const AdamWOptions& options)
+    : Optimizer(parameters, options.learning_rate, make_rule(WeightDecay::decoupled, parameters, options),
+                options.skip_nonfinite) {}
+
+}  // namespace fusegrad

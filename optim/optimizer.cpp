@@ -1,0 +1,247 @@
+#include <algorithm>
+#include <utility>
+
+#include <fusegrad/autograd/check.h>
+#include <fusegrad/autograd/memory.h>
+#include <fusegrad/autograd/parameter_store.h>
+#include <fusegrad/ops/dispatch.h>
+#include <fusegrad/optim/update_rule.h>
+
+namespace fusegrad {
+
+using detail::carve;
+using detail::check_not_negative;
+using detail::OptimizerOptions;
+using detail::ParameterSlot;
+using detail::ParameterStore;
+using detail::require;
+using detail::UpdateRule;
+
+namespace {
+
+constexpr std::string_view kLearningRate = "learning_rate";
+
+/// Zeroed flat buffers, laid out as the set's.
+std::vector<Tensor> make_moments(ParameterStore& store, int count) {
+  std::vector<Tensor> moments;
+  for (int i = 0; i < count; ++i) {
+    moments.push_back(Tensor::zeros(store.context(), {store.flat_size()}, accumulation_dtype(store.dtype())));
+  }
+  return moments;
+}
+
+/// The state of every parameter, in the set's order.
+std::vector<const OptimizerState::Slot*> match_by_name(const OptimizerState& state, const ParameterSet& parameters) {
+  std::vector<const OptimizerState::Slot*> matched(parameters.size());
+  for (const OptimizerState::Slot& slot : state.parameters) {
+    require<ValueError>(parameters.contains(slot.name), "{}: the state has a parameter \"{}\", the set has none",
+                        state.kind, slot.name);
+    const OptimizerState::Slot*& place = matched[parameters[slot.name].index()];
+    require<ValueError>(!place, "{}: the state has two parameters named \"{}\"", state.kind, slot.name);
+    place = &slot;
+  }
+  for (std::size_t i = 0; i < matched.size(); ++i) {
+    require<ValueError>(matched[i], "{}: the state has nothing about parameter \"{}\"", state.kind,
+                        parameters[i].name());
+  }
+  return matched;
+}
+
+void check_slot(const OptimizerState::Slot& slot, const ParameterSlot& parameter, const UpdateRule& rule, Dtype dtype) {
+  require<ValueError>(slot.steps >= 0, "{}: \"{}\" has a step count of {}", rule.kind(), slot.name, slot.steps);
+  require<ValueError>(std::cmp_equal(slot.moments.size(), rule.moment_count()),
+                      "{}: \"{}\" needs {} moments, the state has {}", rule.kind(), slot.name, rule.moment_count(),
+                      slot.moments.size());
+  for (const Tensor& moment : slot.moments) {
+    require<ShapeError>(moment.defined() && moment.shape() == parameter.shape,
+                        "{}: a moment of \"{}\" must have shape {}, got {}", rule.kind(), slot.name,
+                        parameter.shape.to_string(), moment.shape().to_string());
+    require<DtypeError>(moment.dtype() == dtype, "{}: a moment of \"{}\" must be {}, got {}", rule.kind(), slot.name,
+                        name_of(dtype), name_of(moment.dtype()));
+  }
+}
+
+}  // namespace
+
+class Optimizer::Impl {
+ public:
+  Impl(ParameterSet parameters, double learning_rate, std::unique_ptr<UpdateRule> rule,
+       std::optional<bool> skip_nonfinite)
+      : parameters_(std::move(parameters)), rule_(std::move(rule)), skip_nonfinite_(skip_nonfinite) {
+    set_learning_rate(learning_rate);
+    store().lay_out();
+    const std::size_t count = parameters_.size();
+    moments_ = make_moments(store(), rule_->moment_count());
+    steps_.resize(count);
+    active_.reserve(count);
+    slots_.reserve(count);
+    next_steps_.reserve(count);
+    gradient_factors_.reserve(count);
+    views_.reserve(moments_.size());
+    rule_->reserve(count);
+  }
+
+  StepReport step() {
+    StepReport report;
+    const bool scaled = collect();
+    report.stepped = static_cast<std::int64_t>(active_.size());
+    report.skipped = static_cast<std::int64_t>(parameters_.size() - active_.size());
+    const std::int64_t bad = skip_nonfinite_.value_or(scaled) ? first_nonfinite() : -1;
+    if (bad >= 0) {
+      report = {.applied = false,
+                .skipped = static_cast<std::int64_t>(parameters_.size()),
+                .nonfinite = parameters_[active_[static_cast<std::size_t>(bad)]]};
+    } else if (!active_.empty()) {
+      update();
+    }
+    parameters_.clear_gradients();
+    return report;
+  }
+
+  const ParameterSet& parameters() const { return parameters_; }
+  double learning_rate() const { return learning_rate_; }
+  void set_learning_rate(double learning_rate) {
+    check_not_negative(rule_->kind(), kLearningRate, learning_rate);
+    learning_rate_ = learning_rate;
+  }
+
+  std::int64_t steps(const Parameter& parameter) const {
+    require<ValueError>(parameter.defined() && &parameter.store() == &store(),
+                        "{}: the parameter is not of this optimizer's set", rule_->kind());
+    return steps_[parameter.index()];
+  }
+
+  OptimizerState state() const {
+    OptimizerState state{.kind = std::string(rule_->kind()), .options = rule_->options()};
+    state.options.emplace(kLearningRate, learning_rate_);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const ParameterSlot& slot = store().slot(i);
+      OptimizerState::Slot& out = state.parameters.emplace_back();
+      out.name = slot.name;
+      out.steps = steps_[i];
+      for (const Tensor& moment : moments_) out.moments.push_back(carve(moment, slot.offset, slot.shape).clone());
+    }
+    return state;
+  }
+
+  void load_state(const OptimizerState& state) {
+    require<ValueError>(state.kind == rule_->kind(), "{}: the state is of kind \"{}\"", rule_->kind(), state.kind);
+    OptimizerOptions options = state.options;
+    const auto rate = options.find(kLearningRate);
+    require<ValueError>(rate != options.end(), "{}: the state lacks the option learning_rate", rule_->kind());
+    const double learning_rate = rate->second;
+    check_not_negative(rule_->kind(), kLearningRate, learning_rate);
+    options.erase(rate);
+    for (const auto& [name, value] : rule_->options()) {
+      require<ValueError>(options.contains(name), "{}: the state lacks the option {}", rule_->kind(), name);
+    }
+    require<ValueError>(options.size() == rule_->options().size(), "{}: the state has options that are unknown",
+                        rule_->kind());
+    std::unique_ptr<UpdateRule> rule = rule_->with_options(options);
+
+    const std::vector<const OptimizerState::Slot*> slots = match_by_name(state, parameters_);
+    const Dtype dtype = accumulation_dtype(parameters_.dtype());
+    for (std::size_t i = 0; i < slots.size(); ++i) check_slot(*slots[i], store().slot(i), *rule, dtype);
+    std::vector<Tensor> moments = make_moments(store(), rule->moment_count());
+    std::vector<std::int64_t> steps(slots.size());
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      const ParameterSlot& slot = store().slot(i);
+      steps[i] = slots[i]->steps;
+      for (std::size_t k = 0; k < moments.size(); ++k) {
+        carve(moments[k], slot.offset, slot.shape).copy_from(slots[i]->moments[k]);
+      }
+    }
+    rule->reserve(slots.size());
+    views_.reserve(moments.size());
+
+    rule_ = std::move(rule);
+    moments_ = std::move(moments);
+    steps_ = std::move(steps);
+    learning_rate_ = learning_rate;
+  }
+
+ private:
+  ParameterStore& store() const { return parameters_.store(); }
+
+  /// Lists the parameters to step. True if any gradient carries a loss scale other than 1.
+  bool collect() {
+    bool scaled = false;
+    active_.clear();
+    slots_.clear();
+    next_steps_.clear();
+    gradient_factors_.clear();
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const ParameterSlot& slot = store().slot(i);
+      if (slot.frozen || !slot.gradient_valid) continue;
+      active_.push_back(i);
+      slots_.push_back({.offset = slot.offset, .size = slot.shape.size()});
+      next_steps_.push_back(steps_[i] + 1);
+      gradient_factors_.push_back(1 / slot.gradient_scale);
+      scaled |= slot.gradient_scale != 1;
+    }
+    return scaled;
+  }
+
+  std::int64_t first_nonfinite() const {
+    std::int64_t first = -1;
+    dispatch(parameters_.context(), [&](const auto& execution) {
+      first = kernels::first_nonfinite(execution, vector_of(store().gradients()), slots_);
+    });
+    return first;
+  }
+
+  void update() {
+    const bool rounds = is_rounded(parameters_.dtype());
+    // The kernels write to the flat buffers, but what tapes have saved, and compare the version of, are the slots.
+    for (const std::size_t i : active_) {
+      ParameterSlot& slot = store().slot(i);
+      slot.master.mutable_raw();
+      if (rounds) slot.value.mutable_raw();
+    }
+    views_.clear();
+    for (Tensor& moment : moments_) views_.push_back(mutable_vector_of(moment));
+    rule_->run({.context = parameters_.context(),
+                .parameters = {.slots = slots_,
+                               .gradients = vector_of(store().gradients()),
+                               .masters = mutable_vector_of(store().masters()),
+                               .values = rounds ? mutable_vector_of(store().values()) : Vector{}},
+                .steps = next_steps_,
+                .gradient_factors = gradient_factors_,
+                .moments = views_,
+                .learning_rate = learning_rate_});
+    for (std::size_t k = 0; k < active_.size(); ++k) steps_[active_[k]] = next_steps_[k];
+  }
+
+  static bool is_rounded(Dtype dtype) { return dtype != accumulation_dtype(dtype); }
+
+  ParameterSet parameters_;
+  std::unique_ptr<UpdateRule> rule_;
+  std::optional<bool> skip_nonfinite_;
+  double learning_rate_ = 0;
+  std::vector<Tensor> moments_;
+  std::vector<std::int64_t> steps_;  // one a parameter
+
+  // What the current step works on, one entry a stepped parameter; members so that a step allocates nothing.
+  std::vector<std::size_t> active_;
+  std::vector<kernels::FlatSlot> slots_;
+  std::vector<std::int64_t> next_steps_;
+  std::vector<double> gradient_factors_;
+  std::vector<Vector> views_;
+};
+
+Optimizer::Optimizer(ParameterSet parameters, double learning_rate, std::unique_ptr<UpdateRule> rule,
+                     std::optional<bool> skip_nonfinite)
+    : impl_(std::make_unique<Impl>(std::move(parameters), learning_rate, std::move(rule), skip_nonfinite)) {}
+Optimizer::Optimizer(Optimizer&&) noexcept = default;
+Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
+Optimizer::~Optimizer() = default;
+
+StepReport Optimizer::step() { return impl_->step(); }
+const ParameterSet& Optimizer::parameters() const { return impl_->parameters(); }
+double Optimizer::learning_rate() const { return impl_->learning_rate(); }
+void Optimizer::set_learning_rate(double learning_rate) { impl_->set_learning_rate(learning_rate); }
+std::int64_t Optimizer::steps(const Parameter& parameter) const { return impl_->steps(parameter); }
+OptimizerState Optimizer::state() const { return impl_->state(); }
+void Optimizer::load_state(const OptimizerState& state) { impl_->load_state(state); }
+
+}  // namespace fusegrad
