@@ -46,7 +46,7 @@ void PackedFile::read(void* data, std::size_t bytes) {
 }
 
 void PackedFile::finish() {
-  std::byte surplus;
+  std::byte surplus{};
   if (read_some(&surplus, 1) != 0) fail("is longer than its header says");
 }
 

@@ -24,6 +24,7 @@ constexpr std::string_view kLearningRate = "learning_rate";
 /// Zeroed flat buffers, laid out as the set's.
 std::vector<Tensor> make_moments(ParameterStore& store, int count) {
   std::vector<Tensor> moments;
+  moments.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) {
     moments.push_back(Tensor::zeros(store.context(), {store.flat_size()}, accumulation_dtype(store.dtype())));
   }

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kMaskChunk = 64;
 /// The lowest bits of eight bytes that are 0 or 1, as one byte, the first byte's lowest.
 inline std::uint8_t gather_bits(const std::uint8_t* bytes) {
   static_assert(std::endian::native == std::endian::little);
-  std::uint64_t word;
+  std::uint64_t word = 0;
   std::memcpy(&word, bytes, sizeof word);
   // Byte i times 2^(56 - 7 i) puts its bit at 56 + i; no two of the 64 partial products meet, so nothing carries.
   return static_cast<std::uint8_t>(word * 0x0102040810204080u >> 56);
