@@ -1,4 +1,7 @@
-// Everything that a program needs: #include <fusegrad/autograd/context.h>
+// Everything that a program needs: #include <fusegrad/fusegrad.h>.
+#pragma once
+
+#include <fusegrad/autograd/context.h>
 #include <fusegrad/autograd/dtype.h>
 #include <fusegrad/autograd/error.h>
 #include <fusegrad/autograd/gradient_check.h>

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include <fusegrad/autograd/branch_log.h>
@@ -141,6 +142,7 @@ class Checker {
                         name_of(y.dtype()));
     std::vector<double> weights(static_cast<std::size_t>(y.shape().size()));
     for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = weight(static_cast<std::int64_t>(i));
+    weight_norm_ = std::sqrt(std::inner_product(weights.begin(), weights.end(), weights.begin(), 0.0));
     fused_value_ = reduce(y.value());
     tape.backward(y, Tensor::from(context_, y.shape(), weights));
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
@@ -233,20 +235,22 @@ class Checker {
   }
 
   void check_direction(int number) {
-    // One direction through all coordinates at once; +-1 in each, so that no coordinate drowns.
+    // A unit vector with every coordinate of equal size, so that none drowns.
     const Random random(options_.seed, 1 + static_cast<std::uint64_t>(number));
+    std::size_t coordinates = 0;
+    for (const Block& block : blocks_) coordinates += block.base.size();
+    const double size = 1 / std::sqrt(static_cast<double>(coordinates));
     std::vector<std::vector<double>> directions;
     double gradient = 0;
     std::uint64_t drawn = 0;
     for (const Block& block : blocks_) {
       std::vector<double>& direction = directions.emplace_back(block.base.size());
       for (std::size_t i = 0; i < direction.size(); ++i) {
-        direction[i] = (random.bits(drawn++) & 1u) != 0 ? 1.0 : -1.0;
+        direction[i] = (random.bits(drawn++) & 1u) != 0 ? size : -size;
         gradient += direction[i] * block.gradient[i];
       }
     }
-    const double scale = std::sqrt(static_cast<double>(drawn));
-    check_line(detail::format("random direction {}", number), gradient, 1.0, scale, [&](double t) {
+    check_line(detail::format("random direction {}", number), gradient, 1.0, weight_norm_, [&](double t) {
       for (std::size_t b = 0; b < blocks_.size(); ++b) {
         std::vector<double> values = blocks_[b].base;
         for (std::size_t i = 0; i < values.size(); ++i) values[i] += t * directions[b][i];
@@ -285,6 +289,7 @@ class Checker {
   std::vector<Block> blocks_;
   std::size_t input_count_ = 0;
   BranchLog base_branches_;
+  double weight_norm_ = 1;
   double base_value_ = 0;
   double fused_value_ = 0;
   GradientCheckReport report_;

@@ -5,6 +5,7 @@
 
 #include <fusegrad/autograd/dtype_visit.h>
 #include <fusegrad/autograd/narrow.h>
+#include <fusegrad/ops/views.h>
 
 namespace fusegrad::test {
 
@@ -64,8 +65,8 @@ Values product(const Values& a, const Values& b) {
 }
 
 Values values_of(const Tensor& tensor) {
-  const std::int64_t cols = tensor.shape().rank() == 0 ? 1 : tensor.shape()[-1];
-  Values result(cols == 0 ? 0 : tensor.size() / cols, cols);
+  const ConstMatrix view = matrix_of(tensor);
+  Values result(view.rows, view.cols);
   detail::visit_any(tensor.dtype(), [&]<class T>() {
     const std::vector<T> elements = tensor.to_vector<T>();
     std::transform(elements.begin(), elements.end(), result.elements.begin(),

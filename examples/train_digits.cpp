@@ -1,0 +1,189 @@
+// Trains a classifier of handwritten digits and prints its accuracy on rows it has not seen.
+//
+//   train_digits                              the shipped data: 1797 digits of 8 x 8 pixels
+//   train_digits --idx-dir mnist --batch 128  MNIST from its four IDX files
+//   train_digits --help                       all options
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <fusegrad/fusegrad.h>
+
+namespace fg = fusegrad;
+
+namespace {
+
+struct Options {
+  std::string device = "best";
+  int threads = 0;  // 0: all
+  int epochs = 40;
+  std::int64_t batch = 64;
+  std::vector<std::int64_t> hidden{256, 256};
+  fg::Dtype dtype = fg::Dtype::f32;
+  double learning_rate = 1e-3;
+  std::uint64_t seed = 1;
+  std::string data = FUSEGRAD_DIGITS_CSV;
+  std::string idx_dir;
+  std::string save;
+  bool json = false;
+};
+
+Options parse(int argc, char** argv) {
+  Options options;
+  CLI::App app("Trains a classifier of handwritten digits with fused forward and backward.");
+  app.add_option("--device", options.device, "best, cpu or cuda")->check(CLI::IsMember({"best", "cpu", "cuda"}));
+  app.add_option("--threads", options.threads, "CPU threads; results do not depend on it (default: all cores)")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--epochs", options.epochs, "passes over the training rows")->check(CLI::Range(1, 1000000));
+  app.add_option("--batch", options.batch, "rows a step")->check(CLI::PositiveNumber);
+  app.add_option("--hidden", options.hidden, "widths of the hidden layers, for example 256,256")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  const std::map<std::string, fg::Dtype> dtypes{
+      {"f64", fg::Dtype::f64}, {"f32", fg::Dtype::f32}, {"bf16", fg::Dtype::bf16}, {"f16", fg::Dtype::f16}};
+  app.add_option("--dtype", options.dtype, "f64, f32, bf16 or f16")->transform(CLI::CheckedTransformer(dtypes));
+  app.add_option("--learning-rate", options.learning_rate, "of AdamW")->check(CLI::PositiveNumber);
+  app.add_option("--seed", options.seed, "of the initial weights and of the order of the rows");
+  const auto data = app.add_option("--data", options.data, "a CSV file: pixels, then the label, in each row");
+  app.add_option("--idx-dir", options.idx_dir, "a folder with the four MNIST files, plain or gzip")->excludes(data);
+  app.add_option("--save", options.save, "write the trained weights to this safetensors file");
+  app.add_flag("--json", options.json, "print one JSON object instead of text");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error));
+  }
+  return options;
+}
+
+fg::Context make_context(const Options& options) {
+  fg::ContextOptions context;
+  if (options.threads != 0) context.threads = options.threads;
+  if (options.device == "cpu") return fg::Context::cpu(context);
+  if (options.device == "cuda") return fg::Context::cuda(context);
+  return fg::Context::best(context);
+}
+
+/// Training and test rows. Of a CSV file, every fifth row, starting with the first, is for the test.
+fg::DatasetSplit load(const Options& options) {
+  if (!options.idx_dir.empty()) {
+    return {.train = fg::read_idx_directory(options.idx_dir, fg::IdxPart::train).scaled(255),
+            .test = fg::read_idx_directory(options.idx_dir, fg::IdxPart::test).scaled(255)};
+  }
+  // The shipped digits have pixels from 0 to 16.
+  return fg::read_csv(options.data, {.label_column = -1}).scaled(16).split_every(5);
+}
+
+/// Number of rows whose largest logit is that of their label.
+std::int64_t count_correct(const fg::Tensor& logits, const fg::Tensor& labels) {
+  const std::vector<float> z = logits.to(fg::Dtype::f32).to_vector<float>();
+  const std::vector<std::int32_t> label = labels.to_vector<std::int32_t>();
+  const auto classes = static_cast<std::size_t>(logits.shape()[1]);
+  std::int64_t correct = 0;
+  for (std::size_t row = 0; row < label.size(); ++row) {
+    const auto begin = z.begin() + static_cast<std::ptrdiff_t>(row * classes);
+    correct += std::max_element(begin, begin + static_cast<std::ptrdiff_t>(classes)) - begin == label[row];
+  }
+  return correct;
+}
+
+std::int64_t test(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& rows, const Options& options) {
+  std::int64_t correct = 0;
+  fg::DataLoader batches(context, rows, {.batch_size = 1024, .dtype = options.dtype});
+  for (auto [x, label] : batches) {
+    fg::Tape tape(context, fg::Mode::inference);
+    correct += count_correct(net(tape.input(x)).value(), label);
+  }
+  return correct;
+}
+
+/// Trains and returns the mean loss of the last epoch.
+double train(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& rows, const Options& options) {
+  fg::AdamW optimizer(net.parameters(), {.learning_rate = options.learning_rate});
+  fg::DataLoader batches(context, rows,
+                         {.batch_size = options.batch, .shuffle_seed = options.seed, .dtype = options.dtype});
+  // Small gradients of f16 networks would flush to zero; a power of two moves them up without rounding.
+  const fg::BackwardOptions backward{.loss_scale = options.dtype == fg::Dtype::f16 ? 1024.0 : 1.0};
+  const bool progress = isatty(STDOUT_FILENO) != 0 && !options.json;
+  double mean_loss = 0;
+  for (int epoch = 1; epoch <= options.epochs; ++epoch) {
+    const auto start = std::chrono::steady_clock::now();
+    double loss_sum = 0;
+    std::int64_t correct = 0;
+    for (auto [x, label] : batches) {
+      fg::Tape tape(context);
+      const fg::Var logits = net(tape.input(x));
+      if (progress) correct += count_correct(logits.value(), label);
+      const fg::Var loss = fg::softmax_cross_entropy(logits, label);
+      tape.backward(loss, backward);
+      optimizer.step();
+      loss_sum += loss.item() * static_cast<double>(label.size());
+    }
+    mean_loss = loss_sum / static_cast<double>(rows.size());
+    if (!progress) continue;
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    fmt::print("\repoch {:>3}/{}  loss {:.5f}  accuracy {:.4f}  {:.0f} samples/s ", epoch, options.epochs, mean_loss,
+               static_cast<double>(correct) / static_cast<double>(rows.size()),
+               static_cast<double>(rows.size()) / seconds.count());
+    std::fflush(stdout);
+  }
+  if (progress) fmt::print("\n");
+  return mean_loss;
+}
+
+void run(const Options& options) {
+  const fg::Context context = make_context(options);
+  const fg::DatasetSplit digits = load(options);
+  std::vector<std::int64_t> widths{digits.train.feature_count()};
+  widths.insert(widths.end(), options.hidden.begin(), options.hidden.end());
+  widths.push_back(digits.train.classes());
+  const fg::Mlp net(
+      context, {.widths = widths, .activation = fg::Activation::relu, .dtype = options.dtype, .seed = options.seed});
+  if (!options.json) {
+    fmt::print("training {} values on {} rows, {}, {} thread(s), {}\n", net.parameters().value_count(),
+               digits.train.size(), context.device().to_string(), context.threads(), fg::name_of(options.dtype));
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const double final_loss = train(context, net, digits.train, options);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const std::int64_t correct = test(context, net, digits.test, options);
+  const double accuracy = static_cast<double>(correct) / static_cast<double>(digits.test.size());
+  if (!options.save.empty()) fg::save_weights(options.save, net.parameters());
+  if (options.json) {
+    const nlohmann::ordered_json result{{"test_accuracy", accuracy},
+                                        {"test_correct", correct},
+                                        {"test_total", digits.test.size()},
+                                        {"final_loss", final_loss},
+                                        {"epochs", options.epochs},
+                                        {"seconds", seconds.count()},
+                                        {"device", context.device().to_string()},
+                                        {"threads", context.threads()},
+                                        {"dtype", fg::name_of(options.dtype)},
+                                        {"seed", options.seed}};
+    fmt::print("{}\n", result.dump());
+    return;
+  }
+  fmt::print("trained {} epochs in {:.2f} s, final loss {:.17g}\n", options.epochs, seconds.count(), final_loss);
+  fmt::print("test accuracy {:.4f}\n", accuracy);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run(parse(argc, argv));
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "train_digits: {}\n", error.what());
+    return 1;
+  }
+  return 0;
+}
