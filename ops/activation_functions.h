@@ -7,11 +7,11 @@
 //              function of 2u;  slope q + z q (1 - q) 2u',  with 1 - q = q e^(-2u)
 //   gelu_erf   q = erfc(-z / sqrt 2) / 2 = Phi(z);  slope q + z phi(z)
 //
-// Left of a cut both value and slope are 0, right of it 1 is all there is left of q: infinities give their limits. NaN
-// stays NaN. Every function is free of branches, so that compilers can run it in vectors.
+// Left of a cut value and slope are 0; far right q is 1 and so is the slope: infinities give their limits. NaN stays
+// NaN. The functions are free of branches, so that compilers can run them in vectors.
 //
-// Largest errors, held by the tests of the activation kernels: double, |gelu| and |gelu'| within 1e-12 relative plus
-// 1e-15; float, value within 2^-22 |value| + 2^-25 |z|, slope within 2^-21.
+// Largest errors, held by the tests of the activation kernels: float, 2^-22 |z| for the value and 2^-22 for the slope;
+// double, 1e-14 relative plus 1e-16 for both.
 #pragma once
 
 #include <bit>
@@ -28,7 +28,7 @@
 
 namespace fusegrad::detail {
 
-/// e^x, to 2 units in the last place, with results below the normal range flushed to 2^-126 and above 2^127 clamped.
+/// e^x, to 2 units in the last place; below 2^-126 it is 2^-126, above 2^127 it is 2^127.
 FUSEGRAD_HOST_DEVICE inline float exp_clamped(float x) {
   x = x < -87.336f ? -87.336f : x;
   x = x > 88.028f ? 88.028f : x;
@@ -47,10 +47,6 @@ FUSEGRAD_HOST_DEVICE inline float exp_clamped(float x) {
   const std::uint32_t exponent = (std::bit_cast<std::uint32_t>(shifted) + 127u) << 23;
   return mantissa * std::bit_cast<float>(exponent);
 }
-FUSEGRAD_HOST_DEVICE inline double exp_clamped(double x) {
-  return std::exp(x);
-}
-
 /// 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))) and its derivative.
 struct GeluTanh {
   FUSEGRAD_HOST_DEVICE static float value(float z) {
@@ -61,7 +57,7 @@ struct GeluTanh {
     const float zc = z > 10.0f ? 10.0f : z;
     const float e = exp_clamped(-twice_u(zc));
     const float q = 1.0f / (1.0f + e);
-    const float slope = q + zc * q * (e * q) * (1.5957691216057307f + 0.21406444881780748f * zc * zc);
+    const float slope = q + zc * q * (e * q) * (1.5957691216057307f + 0.21406444881780075f * zc * zc);
     return z < kCut ? 0.0f : slope;
   }
   FUSEGRAD_HOST_DEVICE static double value(double z) {
@@ -72,7 +68,7 @@ struct GeluTanh {
     const double zc = z > 21.0 ? 21.0 : z;
     const double e = std::exp(-twice_u(zc));
     const double q = 1.0 / (1.0 + e);
-    const double slope = q + zc * q * (e * q) * (1.5957691216057307118 + 0.21406444881780747498 * zc * zc);
+    const double slope = q + zc * q * (e * q) * (1.5957691216057307118 + 0.21406444881780074633 * zc * zc);
     return z < kCutDouble ? 0.0 : slope;
   }
 
@@ -82,10 +78,10 @@ struct GeluTanh {
   static constexpr double kCutDouble = -21.0;
 
   FUSEGRAD_HOST_DEVICE static float twice_u(float z) {
-    return z * (1.5957691216057307f + 0.07135481627260249f * z * z);
+    return z * (1.5957691216057307f + 0.07135481627260025f * z * z);
   }
   FUSEGRAD_HOST_DEVICE static double twice_u(double z) {
-    return z * (1.5957691216057307118 + 0.071354816272602491660 * z * z);
+    return z * (1.5957691216057307118 + 0.071354816272600248776 * z * z);
   }
 };
 

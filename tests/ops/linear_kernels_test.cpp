@@ -24,9 +24,7 @@ constexpr Dtype kDtypes[] = {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16};
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-double relu(double z) {
-  return z < 0 ? 0 : z;
-}
+double relu(double z) { return z < 0 ? 0 : z; }
 
 /// Two threads, so that tasks meet other tasks' memory.
 CpuExecution execution() {
@@ -61,9 +59,7 @@ Layer make_layer(const GemmShape& shape, std::uint64_t seed, auto fill) {
   return layer;
 }
 
-Layer exact_layer(const GemmShape& shape, std::uint64_t seed) {
-  return make_layer(shape, seed, integers);
-}
+Layer exact_layer(const GemmShape& shape, std::uint64_t seed) { return make_layer(shape, seed, integers); }
 
 /// Calls f(layer, index) for every shape of the grid within the limit.
 void for_each_exact_layer(auto f, std::int64_t limit = std::int64_t{1} << 28) {

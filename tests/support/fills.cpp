@@ -20,25 +20,18 @@ double normal_draw(const Random& random, std::uint64_t index) {
 /// products cannot overflow fp32, the largest one.
 double edge_of(Dtype dtype) {
   switch (dtype) {
-    case Dtype::f64:
-      return 0x1.fp500;
-    case Dtype::f16:
-      return 65504;
-    default:
-      return 0x1.fp55;
+    case Dtype::f64: return 0x1.fp500;
+    case Dtype::f16: return 65504;
+    default: return 0x1.fp55;
   }
 }
 
 double smallest_subnormal(Dtype dtype) {
   switch (dtype) {
-    case Dtype::f64:
-      return 0x1p-1074;
-    case Dtype::f16:
-      return 0x1p-24;
-    case Dtype::bf16:
-      return 0x1p-133;
-    default:
-      return 0x1p-149;
+    case Dtype::f64: return 0x1p-1074;
+    case Dtype::f16: return 0x1p-24;
+    case Dtype::bf16: return 0x1p-133;
+    default: return 0x1p-149;
   }
 }
 
@@ -65,16 +58,14 @@ double adversarial_element(const Random& random, std::int64_t i, std::int64_t j,
     }
     case Adversary::ramp:
       return std::exp2(6.0 * static_cast<double>(j) / static_cast<double>(cols)) * (1 + std::fabs(draw) / 16);
-    case Adversary::alternating:
-      return j % 2 == 0 ? 1 + unit(dtype) * static_cast<double>(i % 3) : -1;
+    case Adversary::alternating: return j % 2 == 0 ? 1 + unit(dtype) * static_cast<double>(i % 3) : -1;
     case Adversary::subnormal: {
       const std::uint32_t pick = random.below(index, 4);
       if (pick == 0) return sign;
       if (pick == 1) return sign * smallest_normal(dtype);
       return sign * smallest_subnormal(dtype) * (1 + random.below(index + 1, 7));
     }
-    case Adversary::edge:
-      return random.below(index, 3) == 0 ? sign * edge_of(dtype) : draw;
+    case Adversary::edge: return random.below(index, 3) == 0 ? sign * edge_of(dtype) : draw;
   }
   return 0;
 }
@@ -127,16 +118,11 @@ Values normal(std::int64_t rows, std::int64_t cols, std::uint64_t seed, Dtype dt
 
 std::string_view name_of(Adversary kind) {
   switch (kind) {
-    case Adversary::cancelling:
-      return "cancelling";
-    case Adversary::ramp:
-      return "ramp";
-    case Adversary::alternating:
-      return "alternating";
-    case Adversary::subnormal:
-      return "subnormal";
-    case Adversary::edge:
-      return "edge";
+    case Adversary::cancelling: return "cancelling";
+    case Adversary::ramp: return "ramp";
+    case Adversary::alternating: return "alternating";
+    case Adversary::subnormal: return "subnormal";
+    case Adversary::edge: return "edge";
   }
   return "?";
 }

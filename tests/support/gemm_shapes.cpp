@@ -24,9 +24,7 @@ constexpr GemmShape kLayers[] = {{64, 256, 64},  {64, 256, 256},  {64, 10, 256},
 
 }  // namespace
 
-std::string to_string(const GemmShape& shape) {
-  return fmt::format("m={} n={} k={}", shape.m, shape.n, shape.k);
-}
+std::string to_string(const GemmShape& shape) { return fmt::format("m={} n={} k={}", shape.m, shape.n, shape.k); }
 
 std::vector<GemmShape> gemm_shapes(std::uint64_t seed) {
   std::vector<GemmShape> shapes;

@@ -8,9 +8,7 @@ namespace fusegrad::test {
 namespace {
 
 /// Columns of a row of the mask, padding included.
-std::int64_t padded(std::int64_t cols) {
-  return mask_row_bytes(cols) * 8;
-}
+std::int64_t padded(std::int64_t cols) { return mask_row_bytes(cols) * 8; }
 
 }  // namespace
 
