@@ -23,7 +23,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-class ArithmeticTest : public EachDtype {
+class ArithmeticTest : public EachDevice {
  protected:
   Tensor row(std::initializer_list<double> values) const {
     const auto n = static_cast<std::int64_t>(values.size());
@@ -34,9 +34,9 @@ class ArithmeticTest : public EachDtype {
   }
   std::int64_t aliases() const { return context_.counters().aliases; }
 
-  Context context_ = Context::cpu({.threads = 2});
+  Context context_ = device_context({.threads = 2});
 };
-FUSEGRAD_EACH_DTYPE(ArithmeticTest);
+FUSEGRAD_EACH_DEVICE(ArithmeticTest);
 
 std::vector<double> elements(const Tensor& tensor) { return values_of(tensor).elements; }
 

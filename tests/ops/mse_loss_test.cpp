@@ -28,16 +28,16 @@ constexpr Reduction kReductions[] = {Reduction::mean, Reduction::sum, Reduction:
 
 std::vector<double> elements(const Tensor& tensor) { return values_of(tensor).elements; }
 
-class MseLossTest : public EachDtype {
+class MseLossTest : public EachDevice {
  protected:
   Tensor row(std::initializer_list<double> values) const {
     const auto n = static_cast<std::int64_t>(values.size());
     return tensor_of(context_, {n}, dtype(), Values(1, n, values));
   }
 
-  Context context_ = Context::cpu({.threads = 2});
+  Context context_ = device_context({.threads = 2});
 };
-FUSEGRAD_EACH_DTYPE(MseLossTest);
+FUSEGRAD_EACH_DEVICE(MseLossTest);
 
 TEST_P(MseLossTest, FollowsTheClosedForm) {
   struct Case {

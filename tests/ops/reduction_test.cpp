@@ -17,15 +17,15 @@
 namespace fusegrad::test {
 namespace {
 
-class ReductionTest : public EachDtype {
+class ReductionTest : public EachDevice {
  protected:
   Tensor integer_tensor(const Shape& shape, std::uint64_t seed) const {
     return tensor_of(context_, shape, dtype(), integers(1, shape.size(), seed, 4));
   }
 
-  Context context_ = Context::cpu({.threads = 2});
+  Context context_ = device_context({.threads = 2});
 };
-FUSEGRAD_EACH_DTYPE(ReductionTest);
+FUSEGRAD_EACH_DEVICE(ReductionTest);
 
 TEST_P(ReductionTest, ReducesToAWideScalar) {
   Tape tape(context_);

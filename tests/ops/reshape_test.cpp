@@ -18,15 +18,15 @@
 namespace fusegrad::test {
 namespace {
 
-class ReshapeTest : public EachDtype {
+class ReshapeTest : public EachDevice {
  protected:
   Tensor integer_tensor(const Shape& shape, std::uint64_t seed) const {
     return tensor_of(context_, shape, dtype(), integers(1, shape.size(), seed, 4));
   }
 
-  Context context_ = Context::cpu({.threads = 1});
+  Context context_ = device_context({.threads = 1});
 };
-FUSEGRAD_EACH_DTYPE(ReshapeTest);
+FUSEGRAD_EACH_DEVICE(ReshapeTest);
 
 TEST_P(ReshapeTest, SharesMemory) {
   Tape tape(context_);

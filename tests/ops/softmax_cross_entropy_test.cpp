@@ -94,7 +94,7 @@ struct Reference {
   }
 };
 
-class SoftmaxCrossEntropyTest : public EachDtype {
+class SoftmaxCrossEntropyTest : public EachDevice {
  protected:
   struct Result {
     Tensor loss;
@@ -139,9 +139,9 @@ class SoftmaxCrossEntropyTest : public EachDtype {
         near(result.gradient, gradient, gradient.map([&](double g) { return f64 ? closed_form(g) : 9 * u; }), dtype()));
   }
 
-  Context context_ = Context::cpu({.threads = 2});
+  Context context_ = device_context({.threads = 2});
 };
-FUSEGRAD_EACH_DTYPE(SoftmaxCrossEntropyTest);
+FUSEGRAD_EACH_DEVICE(SoftmaxCrossEntropyTest);
 
 TEST_P(SoftmaxCrossEntropyTest, ThreeClasses) {
   expect(Values(1, 3, {1, 2, 3}), {2}, {}, 0.40760596444438030448,

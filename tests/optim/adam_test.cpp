@@ -14,7 +14,7 @@ struct Trajectory {
   std::vector<double> second_moments;
 };
 
-class AdamTest : public EachDtype {
+class AdamTest : public EachDevice {
  protected:
   /// Steps p0 = 1 through gradients 0.5, -1, 0.25 and compares values and moments with the closed form.
   template <class AnyAdam>
@@ -37,7 +37,7 @@ class AdamTest : public EachDtype {
     }
   }
 
-  ParameterSet one(double initial) const { return one_value(dtype(), initial); }
+  ParameterSet one(double initial) const { return one_value(dtype(), initial, device_context({.threads = 1})); }
 
   /// p after steps with the given gradients.
   template <class AnyAdam>
@@ -50,7 +50,7 @@ class AdamTest : public EachDtype {
     return master_of(p);
   }
 };
-FUSEGRAD_EACH_DTYPE(AdamTest);
+FUSEGRAD_EACH_DEVICE(AdamTest);
 
 TEST_P(AdamTest, StepsAdam) {
   expect_trajectory(Adam(one(1), {.learning_rate = 0.1}),
@@ -101,7 +101,7 @@ TEST_P(AdamTest, LeavesAValueAloneWhileItsGradientIsZero) {
 }
 
 TEST_P(AdamTest, CountsStepsPerParameter) {
-  ParameterSet set(Context::cpu({.threads = 1}), dtype());
+  ParameterSet set(device_context({.threads = 1}), dtype());
   const Parameter early = set.add("early", {1}, starting_at({1}));
   const Parameter late = set.add("late", {1}, starting_at({1}));
   Adam optimizer(set, {.learning_rate = 0.01});
@@ -124,7 +124,7 @@ TEST_P(AdamTest, DecaysCoupledInAdamAndDecoupledInAdamW) {
 }
 
 TEST_P(AdamTest, CorrectsTheBiasByDefault) {
-  ParameterSet set(Context::cpu({.threads = 1}), dtype());
+  ParameterSet set(device_context({.threads = 1}), dtype());
   const Parameter p = set.add("p", {4}, starting_at({1, 1, 1, 1}));
   AdamW optimizer(set, {.learning_rate = 0.1, .weight_decay = 0});
   for (int t = 1; t <= 3; ++t) {
@@ -159,7 +159,7 @@ TEST_P(AdamTest, FollowsAReferenceForAThousandSteps) {
   constexpr double kRate = 0.01;
   constexpr double kDecay = 0.05;
   for (const bool coupled : {false, true}) {
-    ParameterSet set(Context::cpu({.threads = 2}), dtype());
+    ParameterSet set(device_context({.threads = 2}), dtype());
     const Parameter p = set.add("p", {kSize}, starting_at(random_values(kSize, 1, 0)));
     Optimizer optimizer = coupled ? Optimizer(Adam(set, {.learning_rate = kRate, .weight_decay = kDecay}))
                                   : Optimizer(AdamW(set, {.learning_rate = kRate, .weight_decay = kDecay}));

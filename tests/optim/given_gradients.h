@@ -53,8 +53,8 @@ inline std::vector<double> random_values(std::int64_t count, std::uint64_t seed,
 }
 
 /// A set with one parameter "p" of one element.
-inline ParameterSet one_value(Dtype dtype, double initial) {
-  ParameterSet set(Context::cpu({.threads = 1}), dtype);
+inline ParameterSet one_value(Dtype dtype, double initial, const Context& context = Context::cpu({.threads = 1})) {
+  ParameterSet set(context, dtype);
   set.add("p", {1}, starting_at({initial}));
   return set;
 }

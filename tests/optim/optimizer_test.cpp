@@ -70,8 +70,8 @@ const std::vector<std::int64_t> kAwkwardSizes = {3, 0, 1, 257, 65537, 127, 128, 
 /// A few of them, for tests that run often.
 const std::vector<std::int64_t> kFewSizes = {3, 0, 1, 257, 16385, 129};
 
-ParameterSet set_of(const std::vector<std::int64_t>& sizes, Dtype dtype, int threads) {
-  ParameterSet set(Context::cpu({.threads = threads}), dtype);
+ParameterSet set_of(const std::vector<std::int64_t>& sizes, Dtype dtype, const Context& context) {
+  ParameterSet set(context, dtype);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     set.add(fmt::format("p{}", i), {sizes[i]}, starting_at(random_values(sizes[i], 3, i)));
   }
@@ -105,21 +105,25 @@ Var sum_of_squares(const Var& x) {
   return op.finish<SumOfSquaresRule>(Tensor::full(op.context(), {}, accumulation_dtype(x.dtype()), sum), x.value());
 }
 
-class OptimizerTest : public ::testing::TestWithParam<std::tuple<Kind, Dtype>> {
+class OptimizerTest : public ::testing::TestWithParam<std::tuple<DeviceType, Kind, Dtype>> {
  protected:
-  Kind kind() const { return std::get<0>(GetParam()); }
-  Dtype dtype() const { return std::get<1>(GetParam()); }
+  void SetUp() override { skip_without(std::get<0>(GetParam())); }
+
+  Kind kind() const { return std::get<1>(GetParam()); }
+  Dtype dtype() const { return std::get<2>(GetParam()); }
+  static Context device_context(const ContextOptions& options) { return context_on(std::get<0>(GetParam()), options); }
 };
 INSTANTIATE_TEST_SUITE_P(All, OptimizerTest,
-                         ::testing::Combine(::testing::ValuesIn(kKinds), ::testing::ValuesIn(kFloatingDtypes)),
+                         ::testing::Combine(kDevices, ::testing::ValuesIn(kKinds),
+                                            ::testing::ValuesIn(kFloatingDtypes)),
                          [](const auto& each) {
-                           return fmt::format("{}_{}", name_of(std::get<0>(each.param)),
-                                              name_of(std::get<1>(each.param)));
+                           return fmt::format("{}_{}_{}", to_string(std::get<0>(each.param)),
+                                              name_of(std::get<1>(each.param)), name_of(std::get<2>(each.param)));
                          });
 
 TEST_P(OptimizerTest, StepsEveryElementOfAwkwardSizesAlike) {
   // Each element of a large set must move as it would in a set of its own.
-  const ParameterSet set = set_of(kAwkwardSizes, dtype(), 2);
+  const ParameterSet set = set_of(kAwkwardSizes, dtype(), device_context({.threads = 2}));
   Optimizer optimizer = make_optimizer(kind(), set);
   std::vector<std::vector<double>> before;
   for (const Parameter& parameter : set) before.push_back(elements_of(parameter.master()));
@@ -137,7 +141,7 @@ TEST_P(OptimizerTest, StepsEveryElementOfAwkwardSizesAlike) {
     for (std::int64_t at = 0; at < size;
          at += std::max<std::int64_t>(1, std::min<std::int64_t>(size - 1 - at, size / 5))) {
       const auto k = static_cast<std::size_t>(at);
-      const ParameterSet alone = one_value(dtype(), before[i][k]);
+      const ParameterSet alone = one_value(dtype(), before[i][k], set.context());
       Optimizer reference = make_optimizer(kind(), alone);
       for (int t = 0; t < 3; ++t) {
         give_gradient(alone["p"], {random_values(size, 4, i + 1000 * static_cast<std::uint64_t>(t))[k]});
@@ -152,7 +156,7 @@ TEST_P(OptimizerTest, StepsEveryElementOfAwkwardSizesAlike) {
 TEST_P(OptimizerTest, GivesTheSameBitsForAnyNumberOfThreads) {
   Snapshot expected;
   for (const int threads : {1, 2, 3, 4, 8}) {
-    const ParameterSet set = set_of(kFewSizes, dtype(), threads);
+    const ParameterSet set = set_of(kFewSizes, dtype(), device_context({.threads = threads}));
     Optimizer optimizer = make_optimizer(kind(), set, true);
     for (int t = 0; t < 3; ++t) {
       for (std::size_t i = 0; i < set.size(); ++i) give_random_gradient(set, i, t);
@@ -167,7 +171,7 @@ TEST_P(OptimizerTest, GivesTheSameBitsForAnyNumberOfThreads) {
 }
 
 TEST_P(OptimizerTest, SkipsParametersWithoutAGradient) {
-  ParameterSet set(Context::cpu({.threads = 2}), dtype());
+  ParameterSet set(device_context({.threads = 2}), dtype());
   const Parameter a = set.add("a", {5}, starting_at(random_values(5, 1, 0)));
   const Parameter b = set.add("b", {300}, starting_at(random_values(300, 1, 1)));
   const Parameter c = set.add("c", {7}, starting_at(random_values(7, 1, 2)));
@@ -193,7 +197,7 @@ TEST_P(OptimizerTest, SkipsParametersWithoutAGradient) {
 }
 
 TEST_P(OptimizerTest, SkipsFrozenParametersEvenWithAGradient) {
-  ParameterSet set(Context::cpu({.threads = 1}), dtype());
+  ParameterSet set(device_context({.threads = 1}), dtype());
   const Parameter a = set.add("a", {2}, starting_at({1, 2}));
   const Parameter b = set.add("b", {2}, starting_at({1, 2}));
   Optimizer optimizer = make_optimizer(kind(), set);
@@ -212,11 +216,11 @@ TEST_P(OptimizerTest, SkipsFrozenParametersEvenWithAGradient) {
 }
 
 TEST_P(OptimizerTest, DoesNothingWhereThereIsNothingToDo) {
-  ParameterSet none(Context::cpu({.threads = 1}), dtype());
+  ParameterSet none(device_context({.threads = 1}), dtype());
   Optimizer idle = make_optimizer(kind(), none);
   EXPECT_TRUE(idle.step().applied);
 
-  const ParameterSet set = one_value(dtype(), 1);
+  const ParameterSet set = one_value(dtype(), 1, device_context({.threads = 1}));
   Optimizer optimizer = make_optimizer(kind(), set);
   const StepReport report = optimizer.step();
   EXPECT_TRUE(report.applied);
@@ -230,7 +234,7 @@ TEST_P(OptimizerTest, DividesByTheLossScaleExactly) {
   const std::vector<double> gradient = random_values(1000, 5, 0);
   Snapshot expected;
   for (const double scale : {1.0, 65536.0, 0x1p-20, 0x1p60}) {
-    ParameterSet set(Context::cpu({.threads = 2}), dtype());
+    ParameterSet set(device_context({.threads = 2}), dtype());
     const Parameter p = set.add("p", {1000}, starting_at(random_values(1000, 5, 1)));
     Optimizer optimizer = make_optimizer(kind(), set);
     for (int t = 0; t < 3; ++t) {
@@ -248,7 +252,7 @@ TEST_P(OptimizerTest, DividesByTheLossScaleExactly) {
 
 TEST_P(OptimizerTest, RefusesAStepWithANonFiniteGradientWhenGuarded) {
   for (const double bad : {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
-    ParameterSet set(Context::cpu({.threads = 2}), dtype());
+    ParameterSet set(device_context({.threads = 2}), dtype());
     const Parameter a = set.add("a", {3}, starting_at({1, 2, 3}));
     const Parameter b = set.add("b", {40000}, starting_at(random_values(40000, 1, 1)));
     const Parameter c = set.add("c", {2}, starting_at({1, 2}));
@@ -279,7 +283,7 @@ TEST_P(OptimizerTest, RefusesAStepWithANonFiniteGradientWhenGuarded) {
 }
 
 TEST_P(OptimizerTest, TheGuardIgnoresWhatIsNotStepped) {
-  ParameterSet set(Context::cpu({.threads = 1}), dtype());
+  ParameterSet set(device_context({.threads = 1}), dtype());
   const Parameter a = set.add("a", {1}, starting_at({1}));
   const Parameter frozen = set.add("frozen", {1}, starting_at({1}));
   const Parameter empty = set.add("empty", {1}, starting_at({1}));
@@ -292,7 +296,7 @@ TEST_P(OptimizerTest, TheGuardIgnoresWhatIsNotStepped) {
 }
 
 TEST_P(OptimizerTest, GuardsByDefaultOnlyScaledGradients) {
-  const ParameterSet set = one_value(dtype(), 1);
+  const ParameterSet set = one_value(dtype(), 1, device_context({.threads = 1}));
   const auto steps_with = [&](std::optional<bool> option, double scale) {
     Optimizer optimizer = make_optimizer(kind(), set, option);
     give_gradient(set["p"], {kInfinity}, scale);
@@ -308,7 +312,7 @@ TEST_P(OptimizerTest, GuardsByDefaultOnlyScaledGradients) {
 }
 
 TEST_P(OptimizerTest, TapesRecordedBeforeAStepRefuseBackward) {
-  ParameterSet set(Context::cpu({.threads = 1}), dtype());
+  ParameterSet set(device_context({.threads = 1}), dtype());
   const Parameter stepped = set.add("stepped", {2}, starting_at({1, 2}));
   const Parameter other = set.add("other", {2}, starting_at({1, 2}));
   Optimizer optimizer = make_optimizer(kind(), set);
@@ -326,7 +330,7 @@ TEST_P(OptimizerTest, TapesRecordedBeforeAStepRefuseBackward) {
 }
 
 TEST_P(OptimizerTest, MinimisesWhatBackwardDifferentiates) {
-  ParameterSet set(Context::cpu({.threads = 1}), dtype());
+  ParameterSet set(device_context({.threads = 1}), dtype());
   const Parameter p = set.add("p", {3}, starting_at({1, -2, 0.5}));
   Optimizer optimizer = make_optimizer(kind(), set);
   double first = 0;
@@ -346,7 +350,7 @@ TEST_P(OptimizerTest, MinimisesWhatBackwardDifferentiates) {
 
 TEST_P(OptimizerTest, ResumesAsIfNeverInterrupted) {
   for (const int interrupted : {0, 1, 5}) {
-    ParameterSet set = set_of(kFewSizes, dtype(), 2);
+    ParameterSet set = set_of(kFewSizes, dtype(), device_context({.threads = 2}));
     Optimizer optimizer = make_optimizer(kind(), set);
     const auto run = [](Optimizer& stepping, int from, int to) {
       const ParameterSet& parameters = stepping.parameters();
@@ -359,7 +363,7 @@ TEST_P(OptimizerTest, ResumesAsIfNeverInterrupted) {
     };
     run(optimizer, 0, interrupted);
     const OptimizerState state = optimizer.state();
-    ParameterSet copy = set_of(kFewSizes, dtype(), 2);
+    ParameterSet copy = set_of(kFewSizes, dtype(), device_context({.threads = 2}));
     for (std::size_t i = 0; i < set.size(); ++i) copy[i].assign(set[i].master());
 
     // Other options than the state's: loading must bring back those that the state was made with.
@@ -377,7 +381,7 @@ TEST_P(OptimizerTest, ResumesAsIfNeverInterrupted) {
 }
 
 TEST_P(OptimizerTest, AllocatesNothingInAnyStep) {
-  const ParameterSet set = set_of(kFewSizes, dtype(), 2);
+  const ParameterSet set = set_of(kFewSizes, dtype(), device_context({.threads = 2}));
   Optimizer optimizer = make_optimizer(kind(), set, true);
   const auto mark_gradients_valid = [&] {
     for (detail::ParameterSlot& slot : set.store().slots()) slot.gradient_valid = true;
@@ -396,7 +400,7 @@ TEST_P(OptimizerTest, AllocatesNothingInAnyStep) {
 }
 
 TEST_P(OptimizerTest, UsesTheLearningRateThatIsSet) {
-  const ParameterSet set = one_value(dtype(), 1);
+  const ParameterSet set = one_value(dtype(), 1, device_context({.threads = 1}));
   Optimizer optimizer = make_optimizer(kind(), set);
   EXPECT_EQ(optimizer.learning_rate(), 0.1);
   optimizer.set_learning_rate(0);

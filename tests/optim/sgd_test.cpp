@@ -10,12 +10,12 @@ using namespace fusegrad::test;
 
 const std::vector<double> kGradients = {0.5, -1, 0.25};
 
-class SgdTest : public EachDtype {
+class SgdTest : public EachDevice {
  protected:
   /// Steps p0 = 1 through kGradients; compares with the closed form, and the velocity where `velocities` names any.
   void expect_trajectory(const SgdOptions& options, const std::vector<double>& values,
                          const std::vector<double>& velocities = {}) const {
-    const ParameterSet set = one_value(dtype(), 1);
+    const ParameterSet set = one_value(dtype(), 1, device_context({.threads = 1}));
     Sgd optimizer(set, options);
     for (std::size_t t = 0; t < kGradients.size(); ++t) {
       give_gradient(set["p"], {kGradients[t]});
@@ -31,7 +31,7 @@ class SgdTest : public EachDtype {
     }
   }
 };
-FUSEGRAD_EACH_DTYPE(SgdTest);
+FUSEGRAD_EACH_DEVICE(SgdTest);
 
 TEST_P(SgdTest, StepsPlainly) { expect_trajectory({.learning_rate = 0.1}, {0.95, 1.05, 1.025}); }
 
@@ -55,7 +55,7 @@ TEST_P(SgdTest, DampensAllButTheFirstStep) {
 }
 
 TEST_P(SgdTest, DampensNotTheFirstStepOfALateParameter) {
-  ParameterSet set(Context::cpu({.threads = 1}), dtype());
+  ParameterSet set(device_context({.threads = 1}), dtype());
   const Parameter early = set.add("early", {1}, starting_at({1}));
   const Parameter late = set.add("late", {1}, starting_at({1}));
   Sgd optimizer(set, {.learning_rate = 0.5, .momentum = 0.5, .dampening = 0.5});
@@ -73,7 +73,7 @@ TEST_P(SgdTest, FollowsAReferenceForAThousandSteps) {
   constexpr std::int64_t kSize = 67;
   constexpr int kSteps = 1000;
   for (const bool nesterov : {false, true}) {
-    ParameterSet set(Context::cpu({.threads = 2}), dtype());
+    ParameterSet set(device_context({.threads = 2}), dtype());
     const Parameter p = set.add("p", {kSize}, starting_at(random_values(kSize, 1, 0)));
     const SgdOptions options{.learning_rate = 0.01, .momentum = 0.9, .nesterov = nesterov, .weight_decay = 0.02};
     Sgd optimizer(set, options);
