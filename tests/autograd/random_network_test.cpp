@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/device.h"
 #include "tests/support/tensors.h"
 
 #include <fusegrad/autograd/branch_log.h>
@@ -134,8 +135,11 @@ class RandomNetwork {
   std::vector<Instruction> program_;
 };
 
-TEST(RandomNetworkTest, GradientsEqualFrozenCentralDifferencesExactly) {
-  const Context context = Context::cpu({.threads = 1});
+using RandomNetworkTest = test::DeviceTest;
+INSTANTIATE_TEST_SUITE_P(Each, RandomNetworkTest, test::kDevices, test::device_name);
+
+TEST_P(RandomNetworkTest, GradientsEqualFrozenCentralDifferencesExactly) {
+  const Context context = this->context();
   std::int64_t coordinates = 0;
   for (int seed = 0; seed < kNetworks; ++seed) {
     SCOPED_TRACE(seed);
