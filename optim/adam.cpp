@@ -102,11 +102,11 @@ std::unique_ptr<UpdateRule> make_rule(WeightDecay kind, const ParameterSet& para
 
 }  // namespace
 
-Adam::Adam(ParameterSet parameters, const AdamOptions& options)
+Adam::Adam(const ParameterSet& parameters, const AdamOptions& options)
     : Optimizer(parameters, options.learning_rate, make_rule(WeightDecay::coupled, parameters, options),
                 options.skip_nonfinite) {}
 
-AdamW::AdamW(ParameterSet parameters, const AdamWOptions& options)
+AdamW::AdamW(const ParameterSet& parameters, const AdamWOptions& options)
     : Optimizer(parameters, options.learning_rate, make_rule(WeightDecay::decoupled, parameters, options),
                 options.skip_nonfinite) {}
 

@@ -36,7 +36,7 @@ struct AdamWOptions {
 /// Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization" (2015), as torch.optim.Adam has it.
 class Adam : public Optimizer {
  public:
-  explicit Adam(ParameterSet parameters, const AdamOptions& options = {});
+  explicit Adam(const ParameterSet& parameters, const AdamOptions& options = {});
 };
 
 /// As Adam, but the decay does not go through the moments:
@@ -44,7 +44,7 @@ class Adam : public Optimizer {
 /// Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), as torch.optim.AdamW has it.
 class AdamW : public Optimizer {
  public:
-  explicit AdamW(ParameterSet parameters, const AdamWOptions& options = {});
+  explicit AdamW(const ParameterSet& parameters, const AdamWOptions& options = {});
 };
 
 }  // namespace fusegrad
