@@ -98,7 +98,7 @@ void backward(ThreadPool& pool, const kernels::ActivationBackward& args) {
     if (c.data) add_row(own, load_piece(c, i, j, n, other), n, out);
     kernels::store(out, dz.data, dz.dtype, i * dz.ld + j, n);
   });
-  if (sums) finish_column_sums(sums, blocks, args.bias, args.bias_c);
+  if (args.bias.data) finish_column_sums(sums, blocks, args.bias, args.bias_c);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 // to the output dtype (matching.h). For a bf16 output that accepts the two neighbours of the true value and no third.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include <fusegrad/autograd/dtype.h>
@@ -55,19 +56,22 @@ inline double column_sum(double n, double S, double t, Dtype dtype, Dtype out) {
 }
 
 // GELU. 1.13 bounds both slopes (1.12899 and 1.12890); 0.331 and 0.32 are max |z gelu''(z)|, rounded up to one figure.
-// The value itself is good to 2^-22 of |z| and 4 u of the result in fp32, 2^-51 in fp64 (activation_functions.h states
-// less; activation_kernels_test.cpp holds it to what is stated).
+// The functions themselves are good to what activation_functions.h states and activation_kernels_test.cpp holds.
+
+/// Error of gelu or of its slope on its own.
+inline double gelu_function(double z, double result, Dtype dtype) {
+  if (dtype == Dtype::f64) return 1e-14 * std::fabs(result) + 1e-16;
+  return 0x1p-22 * std::max(std::fabs(z), 1.0) + underflow(4, dtype);
+}
 
 /// gelu(z) computed from a z that is off by at most `t`.
-inline double gelu(double z, double value, double t, Dtype dtype) {
-  const double u = accumulation_roundoff(dtype);
-  return 1.13 * t + 2 * u * std::fabs(z) + 4 * u * std::fabs(value) + underflow(4, dtype);
-}
+inline double gelu(double z, double value, double t, Dtype dtype) { return 1.13 * t + gelu_function(z, value, dtype); }
 
 /// g gelu'(z) with g off by at most `t` and z saved in `aux`. `exact_z` is true if the saved z is z itself.
 inline double gelu_gradient(double g, double slope, double t, Dtype dtype, Dtype aux, bool exact_z) {
   const double u = accumulation_roundoff(dtype);
-  return t * std::fabs(slope) + std::fabs(g) * ((exact_z ? 0 : 0.331 * unit_roundoff(aux)) + 8 * u) +
+  return t * std::fabs(slope) +
+         std::fabs(g) * ((exact_z ? 0 : 0.331 * unit_roundoff(aux)) + u + gelu_function(0, slope, dtype)) +
          underflow(4, dtype);
 }
 
