@@ -32,6 +32,12 @@ std::size_t ParameterStore::add(std::string name, const Shape& shape, Initialize
   return slots_.size() - 1;
 }
 
+void ParameterStore::truncate(std::size_t count) noexcept {
+  if (count >= slots_.size()) return;
+  flat_size_ = slots_[count].offset;
+  slots_.erase(slots_.begin() + static_cast<std::ptrdiff_t>(count), slots_.end());
+}
+
 void ParameterStore::lay_out() {
   if (laid_out()) return;
   const Dtype wide = accumulation_dtype(dtype_);

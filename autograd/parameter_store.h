@@ -35,6 +35,8 @@ class ParameterStore {
   const Context& context() const { return context_; }
   Dtype dtype() const { return dtype_; }
   std::size_t add(std::string name, const Shape& shape, Initializer initializer);
+  /// Takes back all but the first `count` parameters of an open store.
+  void truncate(std::size_t count) noexcept;
   std::vector<ParameterSlot>& slots() { return slots_; }
   ParameterSlot& slot(std::size_t index) { return slots_[index]; }
 
@@ -56,6 +58,24 @@ class ParameterStore {
   Tensor values_;
   Tensor masters_;
   Tensor gradients_;
+};
+
+/// Takes back the parameters that were added since it was made, unless they are kept: a module adds all or none.
+class Addition {
+ public:
+  explicit Addition(ParameterStore& store) : store_(store), count_(store.slots().size()) {}
+  ~Addition() {
+    if (!kept_) store_.truncate(count_);
+  }
+  Addition(const Addition&) = delete;
+  Addition& operator=(const Addition&) = delete;
+
+  void keep() { kept_ = true; }
+
+ private:
+  ParameterStore& store_;
+  std::size_t count_;
+  bool kept_ = false;
 };
 
 }  // namespace fusegrad::detail

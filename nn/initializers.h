@@ -1,5 +1,5 @@
-// Initial values of parameters: drawn on the host from counter-based random numbers, so equal seeds give equal bits on
-// every device.
+// Initial values of parameters: drawn on the host from counter-based random numbers with IEEE arithmetic alone, so
+// equal seeds give equal bits on every machine and device.
 //
 // Sources: He et al., "Delving Deep into Rectifiers" (2015); Glorot and Bengio, "Understanding the difficulty of
 // training deep feedforward neural networks" (2010), whose rule carries its author's first name, Xavier.
@@ -26,7 +26,8 @@ Initializer constant(float value);
 /// Errors: ValueError if `bound` is negative or not finite.
 Initializer uniform(float bound, std::uint64_t seed, std::uint64_t stream);
 
-/// Normal with mean 0 and the given standard deviation. Errors: ValueError if it is negative or not finite.
+/// Normal with mean 0 and the given standard deviation, at most 6.4 deviations from it. Draw i is a function of (seed,
+/// stream, i) alone. Errors: ValueError if `deviation` is negative or not finite.
 Initializer normal(float deviation, std::uint64_t seed, std::uint64_t stream);
 
 /// The weights [out, in] of a layer. Errors: ValueError if `in` or `out` is negative.

@@ -1,5 +1,6 @@
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/op.h>
+#include <fusegrad/autograd/parameter_store.h>
 #include <fusegrad/nn/linear_layer.h>
 #include <fusegrad/ops/linear.h>
 
@@ -14,7 +15,7 @@ LinearLayer::LinearLayer(const Context& context, const LinearLayerOptions& optio
 
 LinearLayer::LinearLayer(ParameterSet set, const std::string& name, const LinearLayerOptions& options)
     : set_(std::move(set)), activation_(options.activation) {
-  add_parameters(name + ".", options);
+  add_parameters(name.empty() ? "" : name + ".", options);
 }
 
 void LinearLayer::add_parameters(const std::string& prefix, const LinearLayerOptions& options) {
@@ -22,15 +23,14 @@ void LinearLayer::add_parameters(const std::string& prefix, const LinearLayerOpt
                       options.in, options.out);
   require<DtypeError>(!options.dtype || *options.dtype == set_.dtype(), "linear layer: the set's dtype is {}, not {}",
                       name_of(set_.dtype()), name_of(options.dtype.value_or(set_.dtype())));
-  for (const char* part : {"weight", "bias"}) {
-    require<ValueError>(!set_.contains(prefix + part), "linear layer: the set already has \"{}{}\"", prefix, part);
-  }
   const Initialization initialization = options.initialization.value_or(
       options.activation == Activation::none ? Initialization::xavier_uniform : Initialization::he_uniform);
+  detail::Addition addition(set_.store());
   // The parameter's number in the set names its stream of random numbers, so that layers of one seed differ.
   weight_ = set_.add(prefix + "weight", {options.out, options.in},
                      layer_weights(initialization, options.in, options.out, options.seed, set_.size()));
   if (options.bias) bias_ = set_.add(prefix + "bias", {options.out}, constant(0));
+  addition.keep();
 }
 
 Var LinearLayer::operator()(const Var& x) const {

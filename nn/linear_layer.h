@@ -30,9 +30,10 @@ class LinearLayer {
   /// A layer with a parameter set of its own, named "weight" and "bias".
   /// Errors: ValueError for a size below 1; DtypeError.
   explicit LinearLayer(const Context& context, const LinearLayerOptions& options);
-  /// A layer whose parameters are part of `set`, named "<name>.weight" and "<name>.bias".
+  /// A layer whose parameters are part of `set`, named "<name>.weight" and "<name>.bias"; with an empty name
+  /// "weight" and "bias".
   /// Errors: as above; DtypeError if options.dtype is not the set's; ValueError if the set has such a name already;
-  /// StateError if the set is in use.
+  /// StateError if the set is in use. After an error the set is as it was.
   LinearLayer(ParameterSet set, const std::string& name, const LinearLayerOptions& options);
 
   /// Records the layer on x's tape. Errors: those of `linear`.

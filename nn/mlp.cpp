@@ -1,8 +1,5 @@
-#include <algorithm>
-
-#include <fmt/format.h>
-
 #include <fusegrad/autograd/check.h>
+#include <fusegrad/autograd/parameter_store.h>
 #include <fusegrad/nn/mlp.h>
 
 namespace fusegrad {
@@ -14,21 +11,18 @@ Mlp::Mlp(const Context& context, const MlpOptions& options) : set_(context, opti
 }
 
 Mlp::Mlp(ParameterSet set, const std::string& name, const MlpOptions& options) : set_(std::move(set)) {
-  add_layers(name + ".", options);
+  add_layers(name.empty() ? "" : name + ".", options);
 }
 
 void Mlp::add_layers(const std::string& prefix, const MlpOptions& options) {
   require<ValueError>(options.widths.size() >= 2, "mlp: widths must name at least an input and an output, got {}",
                       options.widths.size());
-  require<ValueError>(std::ranges::all_of(options.widths, [](std::int64_t width) { return width >= 1; }),
-                      "mlp: every width must be at least 1, got {}",
-                      detail::format("{}", fmt::join(options.widths, ", ")));
-  const std::size_t count = options.widths.size() - 1;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::string layer = detail::format("{}{}.", prefix, i);
-    require<ValueError>(!set_.contains(layer + "weight") && !set_.contains(layer + "bias"),
-                        "mlp: the set already has parameters of \"{}\"", layer);
+  for (std::size_t i = 0; i < options.widths.size(); ++i) {
+    require<ValueError>(options.widths[i] >= 1, "mlp: every width must be at least 1, number {} is {}", i,
+                        options.widths[i]);
   }
+  const std::size_t count = options.widths.size() - 1;
+  detail::Addition addition(set_.store());
   for (std::size_t i = 0; i < count; ++i) {
     const LinearLayerOptions layer{.in = options.widths[i],
                                    .out = options.widths[i + 1],
@@ -37,8 +31,9 @@ void Mlp::add_layers(const std::string& prefix, const MlpOptions& options) {
                                    .initialization = options.initialization,
                                    .dtype = options.dtype,
                                    .seed = options.seed};
-    layers_.emplace_back(set_, detail::format("{}{}", prefix, i), layer);
+    layers_.emplace_back(set_, prefix + std::to_string(i), layer);
   }
+  addition.keep();
 }
 
 Var Mlp::operator()(const Var& x) const {
