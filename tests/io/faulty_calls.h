@@ -1,7 +1,9 @@
 // File calls that are counted, written down, and fail on demand.
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,8 @@ class FaultyCalls : public detail::FileCalls {
 
   /// The calls so far, for example "open", "write", "fsync", "fsync directory".
   std::vector<std::string> log;
+  /// With which the last file was opened.
+  int file_flags = 0;
   /// Reads and writes move at most so many bytes.
   std::size_t most_bytes = SIZE_MAX;
 
@@ -28,7 +32,11 @@ class FaultyCalls : public detail::FileCalls {
     const bool directory = (flags & O_DIRECTORY) != 0;
     if (!enter(directory ? "open directory" : "open")) return -1;
     const int descriptor = FileCalls::open(path, flags, mode);
-    if (directory) directory_ = descriptor;
+    if (directory) {
+      directory_ = descriptor;
+    } else {
+      file_flags = flags;
+    }
     return descriptor;
   }
   ssize_t read(int descriptor, void* data, std::size_t bytes) override {

@@ -57,6 +57,8 @@ TEST(OutputFileTest, WritesSynchronisesRenamesAndSynchronisesTheDirectory) {
   EXPECT_THAT(fresh.log, ElementsAre("stat", "open", "write", "write", "fsync", "close", "open directory", "rename",
                                      "fsync directory", "close directory"));
   EXPECT_EQ(read_file(directory / "f"), kNew);
+  constexpr int kOwnFile = O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  EXPECT_EQ(fresh.file_flags & kOwnFile, kOwnFile) << "the temporary is nobody else's file";
   FaultyCalls again;
   save(directory / "f", again);
   EXPECT_THAT(again.log, ElementsAre("stat", "open", "fchmod", "write", "write", "fsync", "close", "open directory",
