@@ -6,7 +6,7 @@
 # Prints one line a shard, the output of those that failed, and the summary last. Fails if a test failed, if a shard ran
 # out of time, if no test ran, or if tests were skipped for want of a GPU. Environment: AT_ONCE, SHARD_SECONDS.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 if [[ $# -lt 1 || ! -x $1 ]]; then
   echo "usage: scripts/gpu_tests.sh PROGRAM [SHARDS [GTEST_ARGUMENT...]]" >&2
   exit 2
@@ -24,7 +24,8 @@ if ldd "$program" | grep -q 'libcublasLt.*not found'; then
     echo "gpu_tests: libcublasLt.so.13 was not found; set LD_LIBRARY_PATH" >&2
     exit 2
   fi
-  export LD_LIBRARY_PATH="$(dirname "$found")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  LD_LIBRARY_PATH=$(dirname "$found")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export LD_LIBRARY_PATH
 fi
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo "gpu_tests: nvidia-smi does not work"
 ldd "$program" | grep cublasLt

@@ -17,9 +17,7 @@ inline Tensor make_tensor(const Context& context, const Shape& shape, const std:
 }
 
 /// The elements of a floating-point tensor, widened.
-inline std::vector<double> values_of(const Tensor& tensor) {
-  return tensor.to(Dtype::f64).to_vector<double>();
-}
+inline std::vector<double> values_of(const Tensor& tensor) { return tensor.to(Dtype::f64).to_vector<double>(); }
 
 inline std::vector<double> scaled(std::vector<double> values, double factor) {
   for (double& value : values) value *= factor;
