@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -82,6 +83,7 @@ class ThreadPool::Impl {
   }
 
   void* scratch(int worker, std::size_t bytes) {
+    bytes = std::max(bytes, kAlignment);  // never null, so that kernels may take a null pointer for "not wanted"
     Scratch& own = scratch_[worker];
     if (own.bytes < bytes) {
       own.memory.reset();
