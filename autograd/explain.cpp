@@ -30,7 +30,7 @@ std::string TapeState::explain() const {
     const Node& node = nodes[index];
     fmt::format_to(out, "{:>4} {}", index, node.op);
     if (node.kind == NodeKind::parameter) {
-      const Parameter& parameter = parameters[node.parameter];
+      const Parameter& parameter = parameters[node.parameter].parameter;
       fmt::format_to(out, " \"{}\"", parameter.name());
     }
     if (node.input_count != 0) fmt::format_to(out, "({})", fmt::join(inputs_of(node), ", "));

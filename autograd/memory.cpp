@@ -26,7 +26,7 @@ StoragePtr MemoryCache::allocate(std::size_t bytes, std::shared_ptr<ContextState
 }
 
 Storage* MemoryCache::take(std::size_t bytes) {
-  require<OutOfMemoryError>(bytes <= SIZE_MAX / 2, "allocation of {} bytes: more than the address space", bytes);
+  require<OutOfMemoryError>(bytes <= SIZE_MAX / 4, "allocation of {} bytes: more than the address space", bytes);
   const std::size_t rounded = std::max<std::size_t>((bytes + kGranule - 1) / kGranule, 1) * kGranule;
   const std::lock_guard lock(mutex_);
   Storage* storage = take_cached(rounded);

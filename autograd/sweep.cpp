@@ -34,6 +34,8 @@ void TapeState::backward(const Var& root, const std::optional<Tensor>& seed, con
   check(root, kWho);
   require<StateError>(mode == Mode::training, "backward: an inference tape records nothing");
   const std::uint32_t index = differentiable(root, kWho);
+  require<StateError>(nodes[index].kind == NodeKind::op, "backward: the root is a {} itself, not computed by any op",
+                      nodes[index].op);
   require<ValueError>(is_loss_scale(options.loss_scale),
                       "backward: loss_scale must be a power of two from 2^-126 to 2^126, got {}", options.loss_scale);
   require<ValueError>(options.loss_scale == 1 || !seed,
@@ -53,7 +55,7 @@ void TapeState::backward(const Var& root, const std::optional<Tensor>& seed, con
   slots.resize(nodes.size());
   count_edges(index);
   check_saved(options.loss_scale);
-  const Tensor first = seed ? *seed : Tensor::full(*context, root.shape(), root.dtype(), options.loss_scale);
+  const Tensor first = seed ? readable(*seed) : Tensor::full(*context, root.shape(), root.dtype(), options.loss_scale);
 
   // Everything that can be wrong with the call has been checked: from here on the tape changes.
   loss_scale_ = options.loss_scale;
@@ -75,6 +77,14 @@ void TapeState::backward(const Var& root, const std::optional<Tensor>& seed, con
   }
   sweeping = false;
   spent = !options.keep;
+}
+
+Tensor TapeState::readable(const Tensor& seed) const {
+  // A parameter's gradient as the seed would be written while it is read.
+  const bool is_destination = std::ranges::any_of(parameters, [&](const ParameterLeaf& leaf) {
+    return slot_of(nodes[leaf.node]).gradient.shares_memory_with(seed);
+  });
+  return is_destination ? seed.clone() : seed;
 }
 
 void TapeState::count_edges(std::uint32_t root) {
@@ -133,7 +143,7 @@ void TapeState::detach_from(const Tensor& seed) {
 }
 
 ParameterSlot& TapeState::slot_of(const Node& node) const {
-  const Parameter& parameter = parameters[node.parameter];
+  const Parameter& parameter = parameters[node.parameter].parameter;
   return parameter.store().slot(parameter.index());
 }
 
@@ -141,7 +151,7 @@ void TapeState::visit(std::uint32_t index) {
   const Node& node = nodes[index];
   if (node.hooked) {
     const Tensor gradient =
-        node.kind == NodeKind::parameter ? parameters[node.parameter].gradient() : slots[index].gradient;
+        node.kind == NodeKind::parameter ? parameters[node.parameter].parameter.gradient() : slots[index].gradient;
     for (std::size_t i = 0; i < hooks.size(); ++i) {
       if (hooks[i].first == index) hooks[i].second(gradient);
     }

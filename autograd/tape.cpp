@@ -32,10 +32,14 @@ void TapeState::open(const Context& new_context, const TapeOptions& options) {
   branches = options.branches;
 }
 
-void TapeState::close() {
+void TapeState::close() noexcept {
   clear();
   const Context owner = *std::exchange(context, std::nullopt);
-  owner.state().idle_tapes().push_back(shared_from_this());
+  try {
+    owner.state().idle_tapes().push_back(shared_from_this());
+  } catch (const std::bad_alloc&) {
+    // Then the next tape makes its own storage.
+  }
 }
 
 void TapeState::clear() {
@@ -56,12 +60,13 @@ Var TapeState::add(const Node& node, std::span<const std::uint32_t> node_inputs,
   if (mode == Mode::inference) return Var(shared_from_this(), kUnrecorded, generation, value);
   require<StateError>(nodes.size() < UINT32_MAX, "tape: more than {} nodes", UINT32_MAX);
   const auto index = static_cast<std::uint32_t>(nodes.size());
-  nodes.push_back(node);
-  nodes.back().first_input = static_cast<std::uint32_t>(inputs.size());
+  const auto first_input = static_cast<std::uint32_t>(inputs.size());
+  inputs.insert(inputs.end(), node_inputs.begin(), node_inputs.end());
+  nodes.push_back(node);  // last: the node owns its rule only if nothing has thrown
+  nodes.back().first_input = first_input;
   nodes.back().input_count = static_cast<std::uint8_t>(node_inputs.size());
   nodes.back().shape = value.shape();
   nodes.back().dtype = value.dtype();
-  inputs.insert(inputs.end(), node_inputs.begin(), node_inputs.end());
   return Var(shared_from_this(), index, generation, value);
 }
 
@@ -96,14 +101,23 @@ Var TapeState::add_parameter(const Parameter& parameter) {
   check_open("parameter");
   require<StateError>(parameter.defined(), "parameter: this handle is empty");
   const Tensor value = parameter.value();
-  parameters.push_back(parameter);
-  Var leaf = add_leaf(NodeKind::parameter, "parameter", value, !parameter.frozen());
-  if (leaf.index_ == kUnrecorded) {
-    parameters.pop_back();
-  } else {
-    nodes[leaf.index_].parameter = static_cast<std::uint32_t>(parameters.size() - 1);
+  if (mode == Mode::inference) return add_leaf(NodeKind::parameter, "parameter", value, false);
+  // One leaf a parameter, however often it is used: when that leaf's turn comes, all contributions have been made.
+  const bool wanted = !parameter.frozen();
+  for (const ParameterLeaf& leaf : parameters) {
+    if (leaf.parameter == parameter && nodes[leaf.node].needs_gradient == wanted) {
+      return Var(shared_from_this(), leaf.node, generation, value);
+    }
   }
-  return leaf;
+  parameters.push_back({parameter, static_cast<std::uint32_t>(nodes.size())});
+  try {
+    Var leaf = add_leaf(NodeKind::parameter, "parameter", value, wanted);
+    nodes.back().parameter = static_cast<std::uint32_t>(parameters.size() - 1);
+    return leaf;
+  } catch (...) {
+    parameters.pop_back();
+    throw;
+  }
 }
 
 void TapeState::check_open(std::string_view who) const {

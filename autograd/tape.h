@@ -99,29 +99,32 @@ class Tape {
   Var input(const Tensor& value);
   /// A leaf that gets a gradient. Errors: as input().
   Var variable(const Tensor& value);
-  /// A leaf whose gradient is the parameter's. A frozen parameter is a constant.
+  /// A leaf whose gradient is the parameter's; the same one each time, so that its gradient is complete when a hook
+  /// sees it. A frozen parameter is a constant. Errors: StateError for an empty handle; DeviceError.
   Var parameter(const Parameter& parameter);
 
   /// Differentiates `loss`, which must have exactly one element. Gradients of parameters and variables are written, or
   /// added to what they already hold. Errors: StateError for a stale Var, a spent tape, a Var that depends on nothing
-  /// differentiable, or a saved value that was changed since forward; ShapeError if `loss` is not a scalar; ValueError
-  /// if loss_scale is not a power of two in its range. All are thrown before anything changed. If memory runs out or a
-  /// hook throws during the sweep, the tape is spent and the gradients of all parameters that the sweep had reached are
-  /// empty.
+  /// differentiable or is a leaf itself, or a saved value that was changed since forward; ShapeError if `loss` is not a
+  /// scalar; ValueError if loss_scale is not a power of two in its range. All are thrown before anything changed. If
+  /// memory runs out or a hook throws during the sweep, the tape is spent and the gradients of all parameters that the
+  /// sweep had reached are empty.
   void backward(const Var& loss, const BackwardOptions& options = {});
   /// Differentiates the inner product of `y` and `seed`. `seed` has y's shape and dtype and is not changed.
   /// Errors: as above; ShapeError, DtypeError or DeviceError for the seed.
   void backward(const Var& y, const Tensor& seed, const BackwardOptions& options = {});
 
   /// The gradient of a variable, or of a value that was named to retain_gradient, in the value's dtype. Repeated
-  /// backwards add to a variable's gradient and replace a retained one.
-  /// Errors: StateError if there is none, or the Var is stale.
+  /// backwards add to a variable's gradient and replace a retained one. To be read only, since gradients that are equal
+  /// may share memory: clone() it to change it. Errors: StateError if there is none, or the Var is stale.
   Tensor gradient(const Var& var) const;
   /// True if gradient(var) would return one. Errors: StateError if the Var is stale.
   bool has_gradient(const Var& var) const;
   /// Keeps the complete gradient of an intermediate value, before its op's activation gradient is applied.
   void retain_gradient(const Var& var);
-  /// Calls `hook` with the complete gradient of `var`, before its op's activation gradient is applied.
+  /// Calls `hook` with the complete gradient of `var`, before its op's activation gradient is applied; for a variable
+  /// or a parameter that includes what earlier backwards left. Hooks run in the reverse order of recording, several of
+  /// one value in the order in which they were added; they may not record, nor start another backward.
   void on_gradient(const Var& var, GradientHook hook);
   /// Keeps the value readable after backward.
   void keep(const Var& var);

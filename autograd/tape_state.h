@@ -61,6 +61,12 @@ struct Node {
   std::array<std::string_view, 4> backward_notes = {};  ///< those given are in front
 };
 
+/// A parameter and its node.
+struct ParameterLeaf {
+  Parameter parameter;
+  std::uint32_t node = 0;
+};
+
 /// The gradient of one node while the sweep runs, and of variables and retained values afterwards.
 struct GradientSlot {
   Tensor gradient;          ///< undefined: nothing was contributed yet
@@ -74,8 +80,8 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
  public:
   // Recording (tape.cpp).
   void open(const Context& context, const TapeOptions& options);
-  void close();  ///< back to the context's idle tapes; every Var becomes stale
-  void clear();  ///< forgets all nodes
+  void close() noexcept;  ///< back to the context's idle tapes; every Var becomes stale
+  void clear();           ///< forgets all nodes
   Var add(const Node& node, std::span<const std::uint32_t> inputs, const Tensor& value);
   Var add_leaf(NodeKind kind, std::string_view op, const Tensor& value, bool needs_gradient);
   Var add_parameter(const Parameter& parameter);
@@ -108,7 +114,7 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
 
   std::vector<Node> nodes;
   std::vector<std::uint32_t> inputs;
-  std::vector<Parameter> parameters;
+  std::vector<ParameterLeaf> parameters;
   std::vector<std::pair<std::uint32_t, GradientHook>> hooks;
   std::vector<GradientSlot> slots;
   RuleMemory rules;
@@ -119,6 +125,7 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
     Tensor d;
     Tensor c;
   };
+  Tensor readable(const Tensor& seed) const;
   void count_edges(std::uint32_t root);
   void check_saved(double loss_scale) const;
   void sweep(bool keep);
