@@ -18,18 +18,18 @@
 #include <cmath>
 #include <cstdint>
 
+#include <fusegrad/autograd/host_device.h>
 #include <fusegrad/ops/activation_kind.h>
-
-#if defined(__CUDACC__)
-#define FUSEGRAD_HOST_DEVICE __host__ __device__
-#else
-#define FUSEGRAD_HOST_DEVICE
-#endif
 
 namespace fusegrad::detail {
 
-/// e^x, to 2 units in the last place; below 2^-126 it is 2^-126, above 2^127 it is 2^127.
+/// e^x, to 2 units in the last place, with results below the normal range flushed to 2^-126 and above 2^127 clamped. On
+/// a GPU the hardware's, to 2 + |x| units in the last place and with the limits 0 and infinity: enough, since x itself
+/// was rounded, and a third of the instructions.
 FUSEGRAD_HOST_DEVICE inline float exp_clamped(float x) {
+#if defined(__CUDA_ARCH__)
+  return __expf(x);
+#else
   x = x < -87.336f ? -87.336f : x;
   x = x > 88.028f ? 88.028f : x;
   // Adding 1.5 * 2^23 rounds x / ln 2 to an integer and leaves it in the low bits.
@@ -46,18 +46,39 @@ FUSEGRAD_HOST_DEVICE inline float exp_clamped(float x) {
   const float mantissa = p * r * r + r + 1.0f;
   const std::uint32_t exponent = (std::bit_cast<std::uint32_t>(shifted) + 127u) << 23;
   return mantissa * std::bit_cast<float>(exponent);
+#endif
 }
+FUSEGRAD_HOST_DEVICE inline double exp_clamped(double x) { return std::exp(x); }
+
+/// 1 / x for x >= 1. On a GPU to 1 unit in the last place, and 0 from 2^126 on.
+FUSEGRAD_HOST_DEVICE inline float reciprocal(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fdividef(1.0f, x);
+#else
+  return 1.0f / x;
+#endif
+}
+
+/// a b + c. On a GPU with one rounding, which is one instruction there.
+FUSEGRAD_HOST_DEVICE inline float mul_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 /// 0.5 z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))) and its derivative.
 struct GeluTanh {
   FUSEGRAD_HOST_DEVICE static float value(float z) {
-    const float q = 1.0f / (1.0f + exp_clamped(-twice_u(z)));
+    const float q = reciprocal(1.0f + exp_clamped(-twice_u(z)));
     return z < kCut ? 0.0f : z * q;
   }
   FUSEGRAD_HOST_DEVICE static float slope(float z) {
     const float zc = z > 10.0f ? 10.0f : z;
     const float e = exp_clamped(-twice_u(zc));
-    const float q = 1.0f / (1.0f + e);
-    const float slope = q + zc * q * (e * q) * (1.5957691216057307f + 0.21406444881780075f * zc * zc);
+    const float q = reciprocal(1.0f + e);
+    const float slope = q + zc * q * (e * q) * (1.5957691216057307f + 0.21406444881780748f * zc * zc);
     return z < kCut ? 0.0f : slope;
   }
   FUSEGRAD_HOST_DEVICE static double value(double z) {
@@ -117,17 +138,17 @@ struct GeluErf {
   FUSEGRAD_HOST_DEVICE static Parts parts_of(float z) {
     const float a = z < 0.0f ? -z : z;
     const float e = exp_clamped(-0.5f * a * a);
-    const float t = 1.0f / (1.0f + 0.3f * a);
+    const float t = reciprocal(mul_add(0.3f, a, 1.0f));
     float p = -0.0206234747224f;
-    p = p * t + 0.112435637356f;
-    p = p * t - 0.228213640117f;
-    p = p * t + 0.191784564906f;
-    p = p * t - 0.0794234964479f;
-    p = p * t + 0.0961568249436f;
-    p = p * t + 0.0783896555333f;
-    p = p * t + 0.110235422853f;
-    p = p * t + 0.119571814167f;
-    p = p * t + 0.119686689798f;
+    p = mul_add(p, t, 0.112435637356f);
+    p = mul_add(p, t, -0.228213640117f);
+    p = mul_add(p, t, 0.191784564906f);
+    p = mul_add(p, t, -0.0794234964479f);
+    p = mul_add(p, t, 0.0961568249436f);
+    p = mul_add(p, t, 0.0783896555333f);
+    p = mul_add(p, t, 0.110235422853f);
+    p = mul_add(p, t, 0.119571814167f);
+    p = mul_add(p, t, 0.119686689798f);
     const float tail = e * (t * p);
     return {z < 0.0f ? tail : 1.0f - tail, e};
   }

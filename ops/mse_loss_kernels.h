@@ -16,6 +16,7 @@ struct MseLossForward {
   Vector y = {};  ///< one element, or as many for Reduction::none
 };
 void mse_loss_forward(const CpuExecution& execution, const MseLossForward& args);
+void mse_loss_forward(const CudaExecution& execution, const MseLossForward& args);
 
 /// d = 2 (prediction - target) dy + c, with dy divided by the number of elements for Reduction::mean. Computed in fp32
 /// (fp64 if any operand is f64) and rounded once.
@@ -28,5 +29,6 @@ struct MseLossBackward {
   Vector d = {};
 };
 void mse_loss_backward(const CpuExecution& execution, const MseLossBackward& args);
+void mse_loss_backward(const CudaExecution& execution, const MseLossBackward& args);
 
 }  // namespace fusegrad::kernels

@@ -44,7 +44,9 @@ class SoftmaxCrossEntropyRule final : public Rule {
   kernels::SoftmaxCrossEntropy loss_;  // its views are of saved tensors
 };
 
+/// On a CPU. On a GPU the kernel does it, since a look at them from here would wait for everything before.
 void check_labels(const Tensor& labels, std::int64_t classes, std::int64_t ignored) {
+  if (labels.device().type != DeviceType::cpu) return;
   const auto check = [&]<class T>(std::span<const T> values) {
     for (std::size_t row = 0; row < values.size(); ++row) {
       const std::int64_t label = values[row];
@@ -66,6 +68,7 @@ void check_class_weights(const Tensor& weights, const Recording& op, const Var& 
   require<DtypeError>(weights.dtype() == Dtype::f32 || weights.dtype() == wide, "{}: class_weights must be {}, got {}",
                       kOp, wide == Dtype::f64 ? "f32 or f64" : "f32", name_of(weights.dtype()));
   require<DeviceError>(weights.context() == op.context(), "{}: class_weights must be on the context of logits", kOp);
+  if (weights.device().type != DeviceType::cpu) return;  // see check_labels
   detail::visit_floating(weights.dtype(), [&]<class T>() {
     const auto values = weights.data<T>();
     for (std::size_t i = 0; i < values.size(); ++i) {

@@ -29,7 +29,9 @@ struct SoftmaxCrossEntropyOptions {
 /// Saves:   logits, labels, class weights, and two numbers a row: its largest logit and its sum of exponentials.
 /// Errors:  ShapeError; DtypeError for labels that are not i32 or u8; DeviceError for another context; ValueError for a
 ///          label that is neither a class nor ignored (row and value named), for label_smoothing outside [0, 1], for a
-///          class weight that is negative or not finite.
+///          class weight that is negative or not finite. On a GPU labels and class weights are looked at by the kernel:
+///          the ValueError comes from the next read of a result or wait on the context, and until then optimizers
+///          change nothing.
 /// Special: a logit of -inf is a class that is ruled out: probability 0, loss +inf if it is the label. A row without a
 ///          finite maximum has loss and gradient NaN; other rows are not affected.
 /// Error:   row loss u (4 |L| + 2 |z_label - z_max| + 8), row gradient u (8 p + 1) an element, u = 2^-24 (2^-53 for

@@ -33,6 +33,9 @@ struct SoftmaxCrossEntropyForward {
   Vector y = {};  ///< one element, or [batch] for Reduction::none
 };
 void softmax_cross_entropy_forward(const CpuExecution& execution, const SoftmaxCrossEntropyForward& args);
+/// Reports bad labels and class weights as the context's fault (autograd/cuda/fault.h); such a row has loss NaN and
+/// gradient 0.
+void softmax_cross_entropy_forward(const CudaExecution& execution, const SoftmaxCrossEntropyForward& args);
 
 /// d = gradient + c, in one pass over the logits.
 struct SoftmaxCrossEntropyBackward {
@@ -43,5 +46,6 @@ struct SoftmaxCrossEntropyBackward {
   Matrix d = {};        ///< [batch, classes], any floating dtype
 };
 void softmax_cross_entropy_backward(const CpuExecution& execution, const SoftmaxCrossEntropyBackward& args);
+void softmax_cross_entropy_backward(const CudaExecution& execution, const SoftmaxCrossEntropyBackward& args);
 
 }  // namespace fusegrad::kernels

@@ -3,6 +3,7 @@
 
 #include <fusegrad/ops/dispatch.h>
 #include <fusegrad/optim/adam.h>
+#include <fusegrad/optim/update_functions.h>
 #include <fusegrad/optim/update_rule.h>
 
 namespace fusegrad {
@@ -21,9 +22,6 @@ struct AdamConstants {
   double epsilon;
   double weight_decay;
 };
-
-/// 1 - beta^t without the cancellation of the plain form; exact enough for every t in double, hopeless in float.
-double one_minus_power(double beta, std::int64_t t) { return -std::expm1(static_cast<double>(t) * std::log(beta)); }
 
 class AdamRule final : public UpdateRule {
  public:
@@ -65,13 +63,11 @@ class AdamRule final : public UpdateRule {
 
   void run(const OptimizerPass& pass) override {
     const bool coupled = decay_ == WeightDecay::coupled;
-    const double decay = coupled ? 0 : pass.learning_rate * constants_.weight_decay;
     scalars_.clear();
     for (std::size_t i = 0; i < pass.steps.size(); ++i) {
-      scalars_.push_back({.gradient_factor = pass.gradient_factors[i],
-                          .step_size = pass.learning_rate / one_minus_power(constants_.beta1, pass.steps[i]),
-                          .root_factor = 1 / std::sqrt(one_minus_power(constants_.beta2, pass.steps[i])),
-                          .decay = decay});
+      scalars_.push_back(kernels::adam_scalars(pass.learning_rate, pass.steps[i], pass.gradient_factors[i],
+                                               constants_.beta1, constants_.beta2,
+                                               coupled ? 0 : constants_.weight_decay));
     }
     const kernels::AdamStep args{.parameters = pass.parameters,
                                  .scalars = scalars_,

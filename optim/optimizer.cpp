@@ -19,6 +19,8 @@ using detail::UpdateRule;
 
 namespace {
 
+static_assert(kernels::kSlotElements == ParameterStore::kSlotElements);
+
 constexpr std::string_view kLearningRate = "learning_rate";
 
 /// Zeroed flat buffers, laid out as the set's.

@@ -16,9 +16,12 @@
 
 namespace fusegrad::kernels {
 
+/// Slots start at multiples of so many elements, as detail::ParameterStore has it.
+inline constexpr std::int64_t kSlotElements = 128;
+
 /// Elements [offset, offset + size) of every flat buffer: one parameter.
 struct FlatSlot {
-  std::int64_t offset = 0;
+  std::int64_t offset = 0;  ///< a multiple of kSlotElements
   std::int64_t size = 0;
 };
 
@@ -47,12 +50,16 @@ enum class Momentum : std::uint8_t { none, classic, nesterov };
 struct SgdStep {
   FlatParameters parameters = {};
   std::span<const SgdScalars> scalars = {};  ///< one a slot
+  /// On a GPU: scalars in its memory, read when the step runs; then there are no others.
+  const SgdScalars* device_scalars = nullptr;
   Momentum kind = Momentum::none;
   Vector velocity = {};  ///< none without momentum
   double momentum = 0;
   double weight_decay = 0;
 };
 void sgd_step(const CpuExecution& execution, const SgdStep& args);
+/// Does nothing if the context has a fault (autograd/cuda/fault.h).
+void sgd_step(const CudaExecution& execution, const SgdStep& args);
 
 /// What of an Adam step depends on the parameter.
 struct AdamScalars {
@@ -70,16 +77,49 @@ struct AdamScalars {
 struct AdamStep {
   FlatParameters parameters = {};
   std::span<const AdamScalars> scalars = {};  ///< one a slot
-  Vector m = {};                              ///< first moment
-  Vector v = {};                              ///< second moment
+  /// On a GPU: scalars in its memory, read when the step runs; then there are no others.
+  const AdamScalars* device_scalars = nullptr;
+  Vector m = {};  ///< first moment
+  Vector v = {};  ///< second moment
   double beta1 = 0;
   double beta2 = 0;
   double epsilon = 0;
   double coupled_decay = 0;
 };
 void adam_step(const CpuExecution& execution, const AdamStep& args);
+/// Does nothing if the context has a fault (autograd/cuda/fault.h).
+void adam_step(const CudaExecution& execution, const AdamStep& args);
+
+/// Step counts and rates in a GPU's memory: a captured graph of steps reads them in every replay.
+struct DeviceProgress {
+  std::int64_t slots = 0;
+  std::int64_t* steps = nullptr;            ///< one a slot: updates so far
+  const double* learning_rate = nullptr;    ///< one
+  const double* gradient_factor = nullptr;  ///< one: reciprocal of the loss scale
+};
+
+/// Counts the steps up and writes the scalars of the next update, one a slot; does nothing if the context has a fault.
+struct AdvanceSgd {
+  DeviceProgress progress = {};
+  double momentum = 0;
+  double dampening = 0;
+  SgdScalars* scalars = nullptr;
+};
+void advance_sgd(const CudaExecution& execution, const AdvanceSgd& args);
+
+/// As AdvanceSgd.
+struct AdvanceAdam {
+  DeviceProgress progress = {};
+  double beta1 = 0;
+  double beta2 = 0;
+  double decoupled_decay = 0;
+  AdamScalars* scalars = nullptr;
+};
+void advance_adam(const CudaExecution& execution, const AdvanceAdam& args);
 
 /// Index of the first slot that holds an infinity or a NaN; -1 if none does.
 std::int64_t first_nonfinite(const CpuExecution& execution, ConstVector gradients, std::span<const FlatSlot> slots);
+/// Waits for the GPU.
+std::int64_t first_nonfinite(const CudaExecution& execution, ConstVector gradients, std::span<const FlatSlot> slots);
 
 }  // namespace fusegrad::kernels

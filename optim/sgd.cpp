@@ -2,6 +2,7 @@
 
 #include <fusegrad/ops/dispatch.h>
 #include <fusegrad/optim/sgd.h>
+#include <fusegrad/optim/update_functions.h>
 #include <fusegrad/optim/update_rule.h>
 
 namespace fusegrad {
@@ -50,11 +51,8 @@ class SgdRule final : public UpdateRule {
   void run(const OptimizerPass& pass) override {
     scalars_.clear();
     for (std::size_t i = 0; i < pass.steps.size(); ++i) {
-      const bool first = pass.steps[i] == 1;
-      scalars_.push_back({.gradient_factor = pass.gradient_factors[i],
-                          .learning_rate = pass.learning_rate,
-                          .velocity_keep = first ? 0 : options_.momentum,
-                          .velocity_gain = first ? 1 : 1 - options_.dampening});
+      scalars_.push_back(kernels::sgd_scalars(pass.learning_rate, pass.steps[i], pass.gradient_factors[i],
+                                              options_.momentum, options_.dampening));
     }
     const kernels::SgdStep args{.parameters = pass.parameters,
                                 .scalars = scalars_,

@@ -1,11 +1,38 @@
+#include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/cuda/cuda_state.h>
 #include <fusegrad/autograd/cuda/device.h>
 #include <fusegrad/autograd/cuda/device_memory.h>
+#include <fusegrad/autograd/cuda/fault.h>
 
 namespace fusegrad::detail {
+namespace {
+
+/// The block of KernelWords.
+struct Words {
+  DeviceFault fault;
+  unsigned tickets[KernelWords::kTickets] = {};
+};
+
+}  // namespace
+
+KernelWords::KernelWords(CudaBackend& backend) : backend_(backend), block_(backend.allocate(sizeof(Words))) {
+  require<OutOfMemoryError>(block_ != nullptr, "out of memory on {}: {} bytes were asked for, as counters of kernels",
+                            backend.device().to_string(), sizeof(Words));
+  const Words initial;
+  backend.copy_from_host(block_, &initial, sizeof initial);
+  backend.watch(fault());
+}
+
+KernelWords::~KernelWords() {
+  backend_.watch(nullptr);
+  backend_.release(block_);
+}
+
+unsigned* KernelWords::tickets() const { return static_cast<Words*>(block_)->tickets; }
+DeviceFault* KernelWords::fault() const { return &static_cast<Words*>(block_)->fault; }
 
 CudaState::CudaState(ContextState& context)
-    : context_(context), backend_(static_cast<CudaBackend&>(context.backend())) {
+    : context_(context), backend_(static_cast<CudaBackend&>(context.backend())), words_(backend_) {
   const DeviceScope scope(device());
   blaslt_ = make_blaslt(backend_, context.settings());
 }

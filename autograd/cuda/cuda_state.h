@@ -11,7 +11,8 @@
 namespace fusegrad::detail {
 
 class CudaBackend;
-class Blaslt;  // ops/cuda/blaslt.h: handle, workspace and plans; the engine only holds it
+struct DeviceFault;  // fault.h
+class Blaslt;        // ops/cuda/blaslt.h: handle, workspace and plans; the engine only holds it
 
 /// Device memory for the kernels that are launched while this lives. Whoever takes the block next uses it after them,
 /// since all work of a context runs in the order of its stream.
@@ -30,6 +31,28 @@ class Scratch {
   Storage* block_;
 };
 
+/// What every kernel of a context may use, in device memory: set up once, at one address as long as the context lives.
+class KernelWords {
+ public:
+  static constexpr std::size_t kTickets = 1024;
+
+  /// Errors: OutOfMemoryError; CudaError.
+  explicit KernelWords(CudaBackend& backend);
+  ~KernelWords();
+  KernelWords(const KernelWords&) = delete;
+  KernelWords& operator=(const KernelWords&) = delete;
+
+  /// Counters by which the blocks of a kernel find out which of them comes last. They are 0 between kernels: a kernel
+  /// resets what it counted up.
+  unsigned* tickets() const;
+  /// Where kernels report values that only they could check.
+  DeviceFault* fault() const;
+
+ private:
+  CudaBackend& backend_;
+  void* block_;
+};
+
 /// The GPU side of a context. Everything that takes time or memory to set up is set up by the constructor.
 class CudaState {
  public:
@@ -38,10 +61,13 @@ class CudaState {
 
   int device() const;
   CUstream_st* stream() const;
+  CudaBackend& backend() { return backend_; }
   MemoryCache& memory() { return context_.memory(); }
   /// At least `bytes` of scratch memory. Errors: OutOfMemoryError.
   Scratch scratch(std::size_t bytes) { return Scratch(memory(), bytes); }
 
+  unsigned* tickets() const { return words_.tickets(); }
+  DeviceFault* fault() const { return words_.fault(); }
   Blaslt& blaslt() { return *blaslt_; }
   Counters& counters() { return context_.counters(); }
   const ContextSettings& settings() const { return context_.settings(); }
@@ -49,6 +75,7 @@ class CudaState {
  private:
   ContextState& context_;
   CudaBackend& backend_;
+  KernelWords words_;
   std::shared_ptr<Blaslt> blaslt_;
 };
 

@@ -1,3 +1,4 @@
+#include <cstring>
 #include <functional>
 
 #include <fusegrad/autograd/check.h>
@@ -5,6 +6,7 @@
 #include <fusegrad/autograd/cuda/device.h>
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/autograd/cuda/elementwise.h>
+#include <fusegrad/autograd/cuda/fault.h>
 
 namespace fusegrad::detail {
 namespace {
@@ -21,6 +23,7 @@ bool overlap(const void* a, const void* b, std::size_t bytes) {
 CudaBackend::CudaBackend(int device, CUstream_st* stream) : device_(device) {
   require_cuda_device(device);
   const DeviceScope scope(device);
+  seen_ = PinnedMemory(sizeof(DeviceFault));
   stream_ = std::make_unique<Stream>(stream);
   require<DeviceError>(stream_->device() == device, "context: the stream belongs to cuda:{}, not to cuda:{}",
                        stream_->device(), device);
@@ -71,7 +74,7 @@ void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) 
 void CudaBackend::copy_to_host(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   FUSEGRAD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_->get()));
-  stream_->synchronize();
+  synchronize();
 }
 
 void CudaBackend::copy_within(void* to, const void* from, std::size_t bytes) {
@@ -100,6 +103,16 @@ void CudaBackend::convert(void* to, Dtype to_dtype, const void* from, Dtype from
   convert_elements(stream_->get(), to, to_dtype, from, from_dtype, static_cast<std::int64_t>(count));
 }
 
-void CudaBackend::synchronize() { stream_->synchronize(); }
+void CudaBackend::synchronize() {
+  if (!fault_) return stream_->synchronize();
+  FUSEGRAD_CUDA(cudaMemcpyAsync(seen_.data(), fault_, sizeof(DeviceFault), cudaMemcpyDeviceToHost, stream_->get()));
+  stream_->synchronize();
+  DeviceFault seen;
+  std::memcpy(&seen, seen_.data(), sizeof seen);
+  if (seen.text == 0) return;
+  const DeviceFault none;
+  copy_from_host(fault_, &none, sizeof none);
+  throw ValueError(seen.message());
+}
 
 }  // namespace fusegrad::detail

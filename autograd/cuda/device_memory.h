@@ -10,11 +10,14 @@
 #include <memory>
 
 #include <fusegrad/autograd/backend.h>
+#include <fusegrad/autograd/cuda/pinned_memory.h>
 #include <fusegrad/autograd/cuda/stream.h>
 
 struct CUmemPoolHandle_st;
 
 namespace fusegrad::detail {
+
+struct DeviceFault;  // fault.h
 
 class CudaBackend final : public Backend {
  public:
@@ -26,22 +29,29 @@ class CudaBackend final : public Backend {
   CudaBackend& operator=(const CudaBackend&) = delete;
 
   const Stream& stream() const { return *stream_; }
+  /// From now on, whoever waits for this device gets what kernels have reported to `fault`, as a ValueError; it is
+  /// cleared then. Null: no more.
+  void watch(DeviceFault* fault) { fault_ = fault; }
 
   Device device() const override { return {DeviceType::cuda, device_}; }
   /// Errors: StateError while the stream is being captured.
   void* allocate(std::size_t bytes) override;
   void release(void* block) override;
   void copy_from_host(void* to, const void* from, std::size_t bytes) override;
+  /// Errors: CudaError; ValueError for a fault.
   void copy_to_host(void* to, const void* from, std::size_t bytes) override;
   void copy_within(void* to, const void* from, std::size_t bytes) override;
   void fill(void* block, const void* element, std::size_t element_bytes, std::size_t count) override;
   void convert(void* to, Dtype to_dtype, const void* from, Dtype from_dtype, std::size_t count) override;
+  /// Errors: CudaError, also of earlier kernels; ValueError for a fault.
   void synchronize() override;
 
  private:
   int device_;
   std::unique_ptr<Stream> stream_;
   CUmemPoolHandle_st* pool_ = nullptr;  // null where the driver has none
+  DeviceFault* fault_ = nullptr;        // device memory
+  PinnedMemory seen_;                   // the fault, copied to the host
 };
 
 }  // namespace fusegrad::detail

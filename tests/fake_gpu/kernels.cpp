@@ -10,6 +10,9 @@
 #include <fusegrad/ops/arithmetic_kernels.h>
 #include <fusegrad/ops/cuda/simple_product.h>
 #include <fusegrad/ops/linear_kernels.h>
+#include <fusegrad/ops/mse_loss_kernels.h>
+#include <fusegrad/ops/softmax_cross_entropy_kernels.h>
+#include <fusegrad/optim/optimizer_kernels.h>
 
 namespace fusegrad {
 namespace {
@@ -51,6 +54,19 @@ void multiply_add(const CudaExecution&, const MultiplyAdd& args) { multiply_add(
 void sum(const CudaExecution&, const Sum& args) { sum(host(), args); }
 void broadcast(const CudaExecution&, const Broadcast& args) { broadcast(host(), args); }
 void column_sum(const CudaExecution&, const ColumnSum& args) { column_sum(host(), args); }
+void mse_loss_forward(const CudaExecution&, const MseLossForward& args) { mse_loss_forward(host(), args); }
+void mse_loss_backward(const CudaExecution&, const MseLossBackward& args) { mse_loss_backward(host(), args); }
+void softmax_cross_entropy_forward(const CudaExecution&, const SoftmaxCrossEntropyForward& args) {
+  softmax_cross_entropy_forward(host(), args);
+}
+void softmax_cross_entropy_backward(const CudaExecution&, const SoftmaxCrossEntropyBackward& args) {
+  softmax_cross_entropy_backward(host(), args);
+}
+void sgd_step(const CudaExecution&, const SgdStep& args) { sgd_step(host(), args); }
+void adam_step(const CudaExecution&, const AdamStep& args) { adam_step(host(), args); }
+std::int64_t first_nonfinite(const CudaExecution&, ConstVector gradients, std::span<const FlatSlot> slots) {
+  return first_nonfinite(host(), gradients, slots);
+}
 
 void simple_product(const CudaExecution&, const SimpleProduct& args) {
   const bool ta = args.transpose_a == Transpose::yes;

@@ -1,0 +1,333 @@
+// Softmax cross-entropy: forward reads a row of logits twice, the second time from cache; backward once.
+//
+// A team of threads owns a row: a warp, or a whole block for long rows. Exponentials in fp32 (fp64 for f64), all sums
+// and logarithms in fp64, in an order that the shape alone decides: a thread's columns, the team, a block's rows, the
+// blocks. One rounding.
+//
+// Labels and class weights are checked here, because they may have been made on the GPU: a bad one is reported as the
+// context's fault, its row has loss NaN and gradient 0.
+#include <algorithm>
+
+#include <fusegrad/autograd/cuda/cuda_state.h>
+#include <fusegrad/autograd/dtype_visit.h>
+#include <fusegrad/ops/cuda/access.cuh>
+#include <fusegrad/ops/cuda/block_reduce.cuh>
+#include <fusegrad/ops/cuda/fault.cuh>
+#include <fusegrad/ops/cuda/last_block.cuh>
+#include <fusegrad/ops/cuda/launch.cuh>
+#include <fusegrad/ops/softmax_cross_entropy_kernels.h>
+
+namespace fusegrad::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr std::int64_t kMostBlocks = 528;  // one wave on 132 multiprocessors
+constexpr std::int64_t kLongRow = 2048;    // classes; a warp has 64 elements a lane then
+
+constexpr const char* kBadLabel = "softmax_cross_entropy: label {1} in row {0} is not one of {2} classes";
+constexpr const char* kBadWeight =
+    "softmax_cross_entropy: class weight {1} of class {0} is not a finite number of at least 0";
+
+/// Threads that share a row.
+template <int kTeam>
+struct Team {
+  static constexpr int kRows = kThreads / kTeam;  // of a block
+
+  static __device__ int lane() { return static_cast<int>(threadIdx.x) % kTeam; }
+  static __device__ std::int64_t first_row() { return std::int64_t{blockIdx.x} * kRows + threadIdx.x / kTeam; }
+  static __device__ std::int64_t row_step() { return std::int64_t{gridDim.x} * kRows; }
+  template <class T>
+  static __device__ T sum(T value) {
+    if constexpr (kTeam == kWarpSize) {
+      return warp_sum(value);
+    } else {
+      return block_sum<kThreads>(value);
+    }
+  }
+  template <class T>
+  static __device__ T max(T value) {
+    if constexpr (kTeam == kWarpSize) {
+      return warp_max(value);
+    } else {
+      return block_max<kThreads>(value);
+    }
+  }
+};
+
+/// What is the same for all rows.
+struct Constants {
+  double share;             ///< label smoothing / classes
+  double class_weight_sum;  ///< where there is smoothing
+};
+
+__device__ double weight_of(const SoftmaxCrossEntropy& loss, std::int64_t label) {
+  return loss.class_weights.data ? load_one<double>(loss.class_weights, label) : 1;
+}
+
+/// weight * value, and 0 for weight 0 even if the value is infinite.
+__device__ double weighted(double weight, double value) { return weight == 0 ? 0 : weight * value; }
+
+/// Called by all threads of a block.
+__device__ Constants constants_of(const SoftmaxCrossEntropy& loss) {
+  if (loss.label_smoothing == 0) return {0, 0};
+  const auto classes = static_cast<double>(loss.logits.cols);
+  double sum = classes;
+  if (loss.class_weights.data) {
+    sum = 0;
+    for (std::int64_t j = threadIdx.x; j < loss.logits.cols; j += kThreads) sum += weight_of(loss, j);
+    sum = block_sum<kThreads>(sum);
+  }
+  return {loss.label_smoothing / classes, sum};
+}
+
+__device__ std::int64_t label_of(const SoftmaxCrossEntropy& loss, std::int64_t row) {
+  if (loss.labels.dtype == Dtype::u8) return static_cast<const std::uint8_t*>(loss.labels.data)[row];
+  return static_cast<const std::int32_t*>(loss.labels.data)[row];
+}
+
+__device__ bool is_class(const SoftmaxCrossEntropy& loss, std::int64_t label) {
+  return label >= 0 && label < loss.logits.cols;
+}
+
+/// Reports weights that are none. Called by the threads of one block.
+__device__ void check_class_weights(const SoftmaxCrossEntropy& loss, const FaultSite& bad_weight) {
+  if (!loss.class_weights.data) return;
+  for (std::int64_t j = threadIdx.x; j < loss.logits.cols; j += kThreads) {
+    const double weight = weight_of(loss, j);
+    if (!(weight >= 0 && weight < INFINITY)) bad_weight.report(j, static_cast<float>(weight));
+  }
+}
+
+/// Calls f(column, z) for each of the thread's elements of a row.
+template <class Access, int kTeam, class F>
+__device__ void for_each_element(const ConstMatrix& logits, std::int64_t row, const F& f) {
+  constexpr int N = Access::kWidth;
+  constexpr int kInFlight = 4;
+  const std::int64_t step = std::int64_t{kTeam} * N;
+  for (std::int64_t first = Team<kTeam>::lane() * N; first < logits.cols; first += kInFlight * step) {
+    typename Access::Raw raw[kInFlight];
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      if (first + u * step < logits.cols) raw[u] = Access::load(logits, row, first + u * step);
+    }
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      if (first + u * step >= logits.cols) continue;
+      typename Access::Compute z[N];
+      Access::unpack(raw[u], logits.dtype, z);
+#pragma unroll
+      for (int i = 0; i < N; ++i) f(first + u * step + i, z[i]);
+    }
+  }
+}
+
+struct Row {
+  double max;
+  double sum;
+  double loss;
+  double weight;
+};
+
+template <class Access, int kTeam>
+__device__ Row forward_row(const SoftmaxCrossEntropy& loss, std::int64_t row, const Constants& constants,
+                           const FaultSite& bad_label) {
+  using Compute = typename Access::Compute;
+  const std::int64_t label = label_of(loss, row);
+  if (label == loss.ignore_index) return {0, 1, 0, 0};
+  if (!is_class(loss, label)) {
+    if (Team<kTeam>::lane() == 0) bad_label.report(row, static_cast<std::int32_t>(label), loss.logits.cols);
+    return {0, 1, NAN, 0};
+  }
+  Compute m = -INFINITY;
+  for_each_element<Access, kTeam>(loss.logits, row, [&](std::int64_t, Compute z) { m = fmax(m, z); });
+  m = Team<kTeam>::max(m);
+  double sum = 0;
+  double distance = 0;  // sum of w_j (m - z_j)
+  for_each_element<Access, kTeam>(loss.logits, row, [&](std::int64_t j, Compute z) {
+    sum += static_cast<double>(exp(z - m));
+    if (constants.share == 0) return;
+    distance += weighted(weight_of(loss, j), static_cast<double>(m) - static_cast<double>(z));
+  });
+  sum = Team<kTeam>::sum(sum);
+  Row result{static_cast<double>(m), sum, 0, weight_of(loss, label)};
+  const double log_sum = log(sum);
+  const double target = load_one<double>({loss.logits.data, 0, loss.logits.dtype}, row * loss.logits.ld + label);
+  result.loss = weighted((1 - loss.label_smoothing) * result.weight, log_sum + (result.max - target));
+  if (constants.share == 0) return result;
+  distance = Team<kTeam>::sum(distance);
+  result.loss += constants.share * (distance + weighted(constants.class_weight_sum, log_sum));
+  return result;
+}
+
+/// Where blocks leave their sums, and the checks.
+struct ForwardWork {
+  double* losses;   ///< one a block
+  double* weights;  ///< one a block
+  unsigned* ticket;
+  FaultSite bad_label;
+  FaultSite bad_weight;
+};
+
+template <class Access, int kTeam>
+__global__ void __launch_bounds__(kThreads) forward_kernel(SoftmaxCrossEntropyForward args, ForwardWork work) {
+  const SoftmaxCrossEntropy& loss = args.loss;
+  const std::int64_t batch = loss.logits.rows;
+  if (blockIdx.x == 0) check_class_weights(loss, work.bad_weight);
+  const Constants constants = constants_of(loss);
+  double losses = 0;
+  double weights = 0;
+  for (std::int64_t row = Team<kTeam>::first_row(); row < batch; row += Team<kTeam>::row_step()) {
+    const Row result = forward_row<Access, kTeam>(loss, row, constants, work.bad_label);
+    if (Team<kTeam>::lane() != 0) continue;
+    losses += result.loss;
+    weights += result.weight;
+    if (loss.reduction == Reduction::none) store_one(args.y, row, result.loss);
+    if (!args.statistics.data) continue;
+    store_one(args.statistics, row, result.max);
+    store_one(args.statistics, batch + row, result.sum);
+  }
+  losses = block_sum<kThreads>(losses);
+  weights = block_sum<kThreads>(weights);
+  if (gridDim.x > 1) {
+    if (threadIdx.x == 0) {
+      work.losses[blockIdx.x] = losses;
+      work.weights[blockIdx.x] = weights;
+    }
+    if (!is_last_block(work.ticket, gridDim.x)) return;
+    losses = 0;
+    weights = 0;
+    for (unsigned block = threadIdx.x; block < gridDim.x; block += kThreads) {
+      losses += work.losses[block];
+      weights += work.weights[block];
+    }
+    losses = block_sum<kThreads>(losses);
+    weights = block_sum<kThreads>(weights);
+  }
+  if (threadIdx.x != 0) return;
+  if (args.statistics.data) store_one(args.statistics, 2 * batch, weights);
+  if (loss.reduction == Reduction::none) return;
+  const double divisor = loss.reduction == Reduction::mean ? weights : 1;
+  // A row without a label makes the loss NaN even if no other row counts.
+  store_one(args.y, 0, divisor == 0 && losses == 0 ? 0.0 : losses / divisor);
+}
+
+template <class Access, int kTeam>
+__device__ void backward_row(const SoftmaxCrossEntropyBackward& args, std::int64_t row, double g, double share,
+                             double class_weight_sum) {
+  using Compute = typename Access::Compute;
+  constexpr int N = Access::kWidth;
+  constexpr int kInFlight = 2;
+  const SoftmaxCrossEntropy& loss = args.loss;
+  const std::int64_t label = label_of(loss, row);
+  const bool counts = label != loss.ignore_index && is_class(loss, label);
+  const double hit = counts ? (1 - loss.label_smoothing) * weight_of(loss, label) : 0;
+  const double weight = counts ? hit + share * class_weight_sum : 0;
+  const auto m = load_one<Compute>(args.statistics, row);
+  const auto sum = load_one<double>(args.statistics, loss.logits.rows + row);
+  const auto factor = convert<Compute>(weight * g / sum);
+  const auto uniform = convert<Compute>(share * g);
+  const auto hit_gradient = convert<Compute>(hit * g);
+  const std::int64_t step = std::int64_t{kTeam} * N;
+  for (std::int64_t first = Team<kTeam>::lane() * N; first < loss.logits.cols; first += kInFlight * step) {
+    typename Access::Raw raw_z[kInFlight];
+    typename Access::Raw raw_c[kInFlight];
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      if (first + u * step >= loss.logits.cols) continue;
+      raw_z[u] = Access::load(loss.logits, row, first + u * step);
+      if (args.c.data) raw_c[u] = Access::load(args.c, row, first + u * step);
+    }
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      const std::int64_t column = first + u * step;
+      if (column >= loss.logits.cols) continue;
+      Compute z[N];
+      Compute c[N] = {};
+      Compute d[N];
+      Access::unpack(raw_z[u], loss.logits.dtype, z);
+      if (args.c.data) Access::unpack(raw_c[u], args.c.dtype, c);
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        Compute gradient = 0;
+        if (weight != 0) {
+          gradient = exp(z[i] - m) * factor;
+          if (share != 0) {
+            const bool weighted = loss.class_weights.data != nullptr;
+            gradient -= weighted ? uniform * load_one<Compute>(loss.class_weights, column + i) : uniform;
+          }
+          if (column + i == label) gradient -= hit_gradient;
+        }
+        d[i] = gradient + c[i];
+      }
+      Access::store(args.d, row, column, d);
+    }
+  }
+}
+
+template <class Access, int kTeam>
+__global__ void __launch_bounds__(kThreads) backward_kernel(SoftmaxCrossEntropyBackward args) {
+  const SoftmaxCrossEntropy& loss = args.loss;
+  Constants constants = constants_of(loss);
+  const bool each = loss.reduction == Reduction::none;
+  double g = each ? 0 : load_one<double>(args.dy, 0);
+  if (loss.reduction == Reduction::mean) {
+    const auto total = load_one<double>(args.statistics, 2 * loss.logits.rows);
+    g = total == 0 ? 0 : g / total;
+    if (total == 0) constants.share = 0;  // no row counts, not even by its smoothed part
+  }
+  for (std::int64_t row = Team<kTeam>::first_row(); row < loss.logits.rows; row += Team<kTeam>::row_step()) {
+    backward_row<Access, kTeam>(args, row, each ? load_one<double>(args.dy, row) : g, constants.share,
+                                constants.class_weight_sum);
+  }
+}
+
+/// Calls f.template operator()<Access, kTeam>(blocks) with the way to walk `logits`. `vectors`: all operands have its
+/// dtype and are aligned.
+template <class F>
+void visit_rows(const ConstMatrix& logits, bool vectors, F&& f) {
+  const auto blocks = [&](int team) {
+    return static_cast<unsigned>(
+        std::clamp<std::int64_t>((logits.rows * team + kThreads - 1) / kThreads, 1, kMostBlocks));
+  };
+  detail::visit_floating(logits.dtype, [&]<class T>() {
+    // Rows of a few packets would leave most of a warp without any.
+    if (vectors && logits.cols > kLongRow) {
+      f.template operator()<Vectors<T>, kThreads>(blocks(kThreads));
+    } else if (logits.cols > kLongRow) {
+      f.template operator()<Scalars<ComputeOf<T>>, kThreads>(blocks(kThreads));
+    } else if (vectors && logits.cols >= kWarpSize / 2 * Vectors<T>::kWidth) {
+      f.template operator()<Vectors<T>, kWarpSize>(blocks(kWarpSize));
+    } else {
+      f.template operator()<Scalars<ComputeOf<T>>, kWarpSize>(blocks(kWarpSize));
+    }
+  });
+}
+
+}  // namespace
+
+void softmax_cross_entropy_forward(const CudaExecution& execution, const SoftmaxCrossEntropyForward& args) {
+  const ConstMatrix& logits = args.loss.logits;
+  const detail::Scratch sums = execution.state.scratch(2 * kMostBlocks * sizeof(double));
+  auto* losses = static_cast<double*>(sums.data());
+  const ForwardWork work{losses,
+                         losses + kMostBlocks,
+                         execution.state.tickets(),
+                         {execution.state.fault(), kBadLabel},
+                         {execution.state.fault(), kBadWeight}};
+  const bool vectors = aligned_rows(logits);
+  visit_rows(logits, vectors, [&]<class Access, int kTeam>(unsigned blocks) {
+    launch(execution, "softmax_cross_entropy_forward", forward_kernel<Access, kTeam>, dim3(blocks), kThreads, args,
+           work);
+  });
+}
+
+void softmax_cross_entropy_backward(const CudaExecution& execution, const SoftmaxCrossEntropyBackward& args) {
+  const ConstMatrix& logits = args.loss.logits;
+  const bool vectors = args.d.dtype == logits.dtype && (!args.c.data || args.c.dtype == logits.dtype) &&
+                       aligned_rows(logits) && aligned_rows(args.c) && aligned_rows(args.d);
+  visit_rows(logits, vectors, [&]<class Access, int kTeam>(unsigned blocks) {
+    launch(execution, "softmax_cross_entropy_backward", backward_kernel<Access, kTeam>, dim3(blocks), kThreads, args);
+  });
+}
+
+}  // namespace fusegrad::kernels
