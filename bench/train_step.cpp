@@ -79,6 +79,7 @@ double median(std::vector<double> values) {
 void run(const Workload& workload, const Options& options) {
   fg::ContextOptions context_options{.fusion = options.fusion ? fg::Fusion::on : fg::Fusion::off};
   if (options.threads != 0) context_options.threads = options.threads;
+  if (workload.policy == "tf32") context_options.math = fg::MathMode::tf32;
   const fg::Context context =
       options.device == "gpu" ? fg::Context::cuda(context_options) : fg::Context::cpu(context_options);
   const fg::Dtype dtype = workload.policy == "bf16" ? fg::Dtype::bf16 : fg::Dtype::f32;
