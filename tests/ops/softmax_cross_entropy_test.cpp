@@ -275,12 +275,13 @@ TEST_P(SoftmaxCrossEntropyTest, NothingThatCountsIsZero) {
       for (const double loss : values_of(result.loss).elements) EXPECT_EQ(loss, 0);
       for (const double g : result.gradient.elements) EXPECT_EQ(g, 0);
     }
-  for (const double smoothing : {0.0, 0.1}) {
-    const Result weightless =
-        run(Values(1, 3, {1, 2, 3}), {1}, {.label_smoothing = smoothing, .class_weights = {1, 0, 1}});
-    EXPECT_EQ(weightless.loss.item(), 0) << "a mean over weight 0";
-    for (const double g : weightless.gradient.elements) EXPECT_EQ(g, 0);
-  }
+  for (const double smoothing : {0.0, 0.1})
+    for (const double logit : {2.0, kNan}) {
+      const Options options{.label_smoothing = smoothing, .class_weights = {1, 0, 1}};
+      const Result weightless = run(Values(1, 3, {1, logit, 3}), {1}, options);
+      EXPECT_EQ(weightless.loss.item(), 0) << "a mean over weight 0";
+      for (const double g : weightless.gradient.elements) EXPECT_EQ(g, 0);
+    }
 }
 
 TEST_P(SoftmaxCrossEntropyTest, ClassWeightsDivideByTheirSum) {
