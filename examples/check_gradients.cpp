@@ -129,8 +129,8 @@ void check_losses(Table& table, const fg::Context& context) {
   const auto weights = fg::Tensor::from<double>(context, {5}, {1, 2, 0.5, 3, 0.25});
   const auto target = fg::Tensor::from<double>(context, {2, 3}, {0.5, -1, 2, 0.25, 1, -3});
   using fg::Reduction;
-  for (const auto& [reduction, name] :
-       {std::pair{Reduction::mean, "mean"}, {Reduction::sum, "sum"}, {Reduction::none, "none"}}) {
+  for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {
+    const char* name = reduction == Reduction::mean ? "mean" : reduction == Reduction::sum ? "sum" : "none";
     table.run({fmt::format("mse_loss, {}", name), {{2, 3}}, [=](fg::Tape&, Vars v) {
                  return fg::mse_loss(v[0], target, {.reduction = reduction});
                }});
@@ -162,13 +162,13 @@ void check_networks(Table& table, const fg::Context& context, std::uint64_t seed
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string device = "cpu";
-  std::uint64_t seed = 1;
-  CLI::App app("Checks the gradients of every op and of whole networks in f64.");
-  app.add_option("--device", device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
-  app.add_option("--seed", seed, "of the inputs and weights");
-  CLI11_PARSE(app, argc, argv);
   try {
+    std::string device = "cpu";
+    std::uint64_t seed = 1;
+    CLI::App app("Checks the gradients of every op and of whole networks in f64.");
+    app.add_option("--device", device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}));
+    app.add_option("--seed", seed, "of the inputs and weights");
+    CLI11_PARSE(app, argc, argv);
     const fg::Context context = device == "cuda" ? fg::Context::cuda() : fg::Context::cpu();
     Table table(context, seed);
     check_linear(table);
@@ -177,7 +177,7 @@ int main(int argc, char** argv) {
     check_networks(table, context, seed);
     return table.finish();
   } catch (const std::exception& error) {
-    fmt::print(stderr, "check_gradients: {}\n", error.what());
+    std::fprintf(stderr, "check_gradients: %s\n", error.what());
     return 1;
   }
 }

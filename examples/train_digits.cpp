@@ -37,8 +37,8 @@ struct Options {
   bool json = false;
 };
 
-Options parse(int argc, char** argv) {
-  Options options;
+/// Fills `options` from the command line; the exit code if there is nothing more to do.
+std::optional<int> parse(int argc, char** argv, Options& options) {
   CLI::App app("Trains a classifier of handwritten digits with fused forward and backward.");
   app.add_option("--device", options.device, "best, cpu or cuda")->check(CLI::IsMember({"best", "cpu", "cuda"}));
   app.add_option("--threads", options.threads, "CPU threads; results do not depend on it (default: all cores)")
@@ -60,9 +60,9 @@ Options parse(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error));
+    return app.exit(error);
   }
-  return options;
+  return std::nullopt;
 }
 
 fg::Context make_context(const Options& options) {
@@ -180,10 +180,12 @@ void run(const Options& options) {
 
 int main(int argc, char** argv) {
   try {
-    run(parse(argc, argv));
+    Options options;
+    if (const std::optional<int> code = parse(argc, argv, options)) return *code;
+    run(options);
+    return 0;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "train_digits: {}\n", error.what());
+    std::fprintf(stderr, "train_digits: %s\n", error.what());
     return 1;
   }
-  return 0;
 }
