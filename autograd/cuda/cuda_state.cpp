@@ -11,6 +11,7 @@ namespace {
 struct Words {
   DeviceFault fault;
   unsigned tickets[KernelWords::kTickets] = {};
+  unsigned result = 0;
 };
 
 }  // namespace
@@ -29,6 +30,7 @@ KernelWords::~KernelWords() {
 }
 
 unsigned* KernelWords::tickets() const { return static_cast<Words*>(block_)->tickets; }
+unsigned* KernelWords::result() const { return &static_cast<Words*>(block_)->result; }
 DeviceFault* KernelWords::fault() const { return &static_cast<Words*>(block_)->fault; }
 
 CudaState::CudaState(ContextState& context)

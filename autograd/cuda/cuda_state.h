@@ -45,6 +45,8 @@ class KernelWords {
   /// Counters by which the blocks of a kernel find out which of them comes last. They are 0 between kernels: a kernel
   /// resets what it counted up.
   unsigned* tickets() const;
+  /// One word for a result that the host reads before the next kernel runs.
+  unsigned* result() const;
   /// Where kernels report values that only they could check.
   DeviceFault* fault() const;
 
@@ -67,6 +69,7 @@ class CudaState {
   Scratch scratch(std::size_t bytes) { return Scratch(memory(), bytes); }
 
   unsigned* tickets() const { return words_.tickets(); }
+  unsigned* result() const { return words_.result(); }
   DeviceFault* fault() const { return words_.fault(); }
   Blaslt& blaslt() { return *blaslt_; }
   Counters& counters() { return context_.counters(); }

@@ -207,8 +207,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(SoftmaxCrossEntropyFo
   if (args.statistics.data) store_one(args.statistics, 2 * batch, weights);
   if (loss.reduction == Reduction::none) return;
   const double divisor = loss.reduction == Reduction::mean ? weights : 1;
-  // A row without a label makes the loss NaN even if no other row counts.
-  store_one(args.y, 0, divisor == 0 && losses == 0 ? 0.0 : losses / divisor);
+  store_one(args.y, 0, divisor == 0 ? 0.0 : losses / divisor);
 }
 
 template <class Access, int kTeam>

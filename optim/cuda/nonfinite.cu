@@ -39,8 +39,7 @@ __global__ void __launch_bounds__(kFlatThreads)
 
 template <class T>
 std::int64_t first_nonfinite_of(const CudaExecution& execution, const T* gradients, std::span<const FlatSlot> slots) {
-  const detail::Scratch scratch = execution.state.scratch(sizeof(unsigned));
-  auto* result = static_cast<unsigned*>(scratch.data());
+  unsigned* result = execution.state.result();
   const NonfiniteWords words{execution.state.tickets(), execution.state.tickets() + 1};
   std::int64_t bad_slot = -1;
   for_each_list<Nothing>(slots, {}, [&]<int kCapacity>(const SlotList<Nothing, kCapacity>& list, std::int64_t first) {

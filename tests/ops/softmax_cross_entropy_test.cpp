@@ -331,7 +331,8 @@ TEST_P(SoftmaxCrossEntropyTest, AnEmptyBatchHasLossZero) {
   }
   // Without classes there is no label to have, but rows may be ignored.
   EXPECT_EQ(run(Values(2, 0), {-1, -1}, {.label_smoothing = 0.1, .ignore_index = -1}).loss.item(), 0);
-  EXPECT_THROW(run(Values(1, 0), {0}, {}), ValueError);
+  // A GPU says so when the result is read.
+  EXPECT_THROW(run(Values(1, 0), {0}, {}).loss.item(), ValueError);
 }
 
 TEST_P(SoftmaxCrossEntropyTest, KeepsItsBoundsForAnyOptionsAndSizes) {
