@@ -57,7 +57,7 @@ void input_gradient(ThreadPool& pool, const kernels::LinearInputGradient& args) 
   Acc* partial = bias.data ? shared.take<Acc>(sums) : nullptr;
   InputGradientEpilogue<Acc> epilogue(args, partial);
   product.run(pool, packed, epilogue);
-  if (partial) finish_column_sums(partial, product.row_tiles(), bias, bias_c);
+  if (bias.data) finish_column_sums(partial, product.row_tiles(), bias, bias_c);
 }
 
 }  // namespace

@@ -85,18 +85,19 @@ void weight_gradient(ThreadPool& pool, const kernels::LinearWeightGradient& args
   const std::int64_t count = product.parts();
   const std::int64_t sums = args.bias.data ? count * n : 0;
   const std::int64_t parts = count > 1 ? count * n * k : 0;
-  Scratch shared(pool.shared_scratch(scratch_bytes<Acc>(sums, parts)));
+  Scratch shared(pool.shared_scratch(scratch_bytes<Acc>(product.shared_size(), sums, parts)));
+  Acc* packed = shared.take<Acc>(product.shared_size());
   Acc* partial_bias = args.bias.data ? shared.take<Acc>(sums) : nullptr;
   if (count > 1) {
     Acc* partial = shared.take<Acc>(parts);
     PartEpilogue<Acc> epilogue(partial, n, k);
-    product.run(pool, nullptr, epilogue, partial_bias);
+    product.run(pool, packed, epilogue, partial_bias);
     add_parts(pool, args, partial, count);
   } else {
     StoreEpilogue<Acc> epilogue(args);
-    product.run(pool, nullptr, epilogue, partial_bias);
+    product.run(pool, packed, epilogue, partial_bias);
   }
-  if (partial_bias) finish_column_sums(partial_bias, count, args.bias, args.bias_c);
+  if (args.bias.data) finish_column_sums(partial_bias, count, args.bias, args.bias_c);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Rows of ReLU and of its bit mask (layout in views.h), 64 elements at a time and without a branch. Not installed.
+// Rows of ReLU and of its bit mask (layout in views.h), 32 elements at a time and without a branch. Not installed.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace fusegrad::detail {
 
-inline constexpr std::int64_t kMaskChunk = 64;
+inline constexpr std::int64_t kMaskChunk = 32;
 
 /// The lowest bits of eight bytes that are 0 or 1, as one byte, the first byte's lowest.
 inline std::uint8_t gather_bits(const std::uint8_t* bytes) {

@@ -17,6 +17,17 @@ int panel_registers(std::int64_t cols_left) {
   return cols_left > kLanes<T> ? 2 : 1;
 }
 
+/// Elements of a panel of b, and of one of a that is packed by depth. Panels lie a little apart, because rows are
+/// packed across all of them: at a distance of a power of two their lines would meet in the same few cache sets.
+template <class T>
+constexpr std::int64_t b_panel_size(std::int64_t depth) {
+  return (depth + 2) * kBlockCols<T>;
+}
+template <class T>
+constexpr std::int64_t a_panel_size(std::int64_t depth) {
+  return (depth + 4) * kBlockRows;
+}
+
 /// a, untransposed, as rows of kRowStride. Rows that only fill up a kernel are zeros.
 template <class T>
 void pack_rows(const Factor& a, Range rows, Range depth, T* packed) {
@@ -29,36 +40,57 @@ void pack_rows(const Factor& a, Range rows, Range depth, T* packed) {
     std::fill_n(packed, depth.size(), T{0});
 }
 
-/// a, transposed, as panels of [p][kBlockRows]. `sums`, if not null: sums[i] += Σ_p a(i, p).
+/// Copies count < 16 elements, in pieces whose sizes the compiler knows.
 template <class T>
-void pack_columns(const Factor& a, Range rows, Range depth, T* packed, T* __restrict sums, T* buffer) {
-  const std::int64_t panel = depth.size() * kBlockRows;
+void copy_few(const T* from, std::int64_t count, T* to) {
+  for (const int piece : {8, 4, 2, 1}) {
+    if ((count & piece) == 0) continue;
+    for (int i = 0; i < piece; ++i) to[i] = from[i];
+    from += piece;
+    to += piece;
+  }
+}
+
+/// a, transposed, as panels of [p][kBlockRows], the last filled up with zeros.
+template <class T>
+void pack_columns(const Factor& a, Range rows, Range depth, T* packed, T* buffer) {
+  const std::int64_t panel = a_panel_size<T>(depth.size());
+  const std::int64_t whole = rows.size() / kBlockRows * kBlockRows;
+  if (whole != rows.size()) std::fill_n(packed + whole / kBlockRows * panel, panel, T{0});
   for (std::int64_t p = depth.begin; p < depth.end; ++p, packed += kBlockRows) {
-    const T* __restrict row = kernels::load(a.data, a.dtype, p * a.ld + rows.begin, rows.size(), buffer);
-    if (sums) {
-      for (std::int64_t i = 0; i < rows.size(); ++i) sums[i] += row[i];
-    }
+    const T* row = kernels::load(a.data, a.dtype, p * a.ld + rows.begin, rows.size(), buffer);
     T* to = packed;
-    std::int64_t i = 0;
-    for (; i + kBlockRows <= rows.size(); i += kBlockRows, to += panel)
-      std::memcpy(to, row + i, kBlockRows * sizeof(T));
-    if (i < rows.size()) std::fill(std::copy(row + i, row + rows.size(), to), to + kBlockRows, T{0});
+    for (std::int64_t i = 0; i < whole; i += kBlockRows, to += panel) std::memcpy(to, row + i, kBlockRows * sizeof(T));
+    copy_few(row + whole, rows.size() - whole, to);
+  }
+}
+
+/// sums[i] += Σ_p a(i, p) of a block that pack_columns has packed.
+template <class T>
+void add_packed_rows(const T* packed, std::int64_t rows, std::int64_t depth, T* sums) {
+  for (std::int64_t i = 0; i < rows; i += kBlockRows, packed += a_panel_size<T>(depth)) {
+    T block[kBlockRows] = {};
+    for (std::int64_t p = 0; p < depth; ++p)
+      for (int lane = 0; lane < kBlockRows; ++lane) block[lane] += packed[p * kBlockRows + lane];
+    const std::int64_t count = std::min<std::int64_t>(kBlockRows, rows - i);
+    for (std::int64_t lane = 0; lane < count; ++lane) sums[i + lane] += block[lane];
   }
 }
 
 /// b, untransposed, as panels of [p][registers of the panel].
 template <class T>
 void pack_panels(const Factor& b, Range cols, Range depth, T* packed, T* buffer) {
+  const std::int64_t whole = cols.size() / kBlockCols<T> * kBlockCols<T>;
+  const std::int64_t rest = cols.size() - whole;
+  const std::int64_t rest_width = panel_registers<T>(rest) * kLanes<T>;
   for (std::int64_t p = 0; p < depth.size(); ++p) {
     const T* row = kernels::load(b.data, b.dtype, (depth.begin + p) * b.ld + cols.begin, cols.size(), buffer);
     T* panel = packed;
-    std::int64_t j = 0;
-    for (; j + kBlockCols<T> <= cols.size(); j += kBlockCols<T>, panel += depth.size() * kBlockCols<T>)
+    for (std::int64_t j = 0; j < whole; j += kBlockCols<T>, panel += b_panel_size<T>(depth.size()))
       std::memcpy(panel + p * kBlockCols<T>, row + j, kBlockCols<T> * sizeof(T));
-    if (j == cols.size()) continue;
-    const std::int64_t width = panel_registers<T>(cols.size() - j) * kLanes<T>;
-    T* to = panel + p * width;
-    std::fill(std::copy(row + j, row + cols.size(), to), to + width, T{0});
+    if (rest == 0) continue;
+    T* to = panel + p * rest_width;
+    std::fill(std::copy_n(row + whole, rest, to), to + rest_width, T{0});
   }
 }
 
@@ -84,7 +116,7 @@ inline constexpr std::int64_t kTransposeBuffer = kLanes<T>* kDepth<T>;
 /// b, transposed, as panels of [p][registers of the panel].
 template <class T>
 void pack_transposed_panels(const Factor& b, Range cols, Range depth, T* packed, T* buffer) {
-  for (std::int64_t j = cols.begin; j < cols.end; j += kBlockCols<T>, packed += depth.size() * kBlockCols<T>) {
+  for (std::int64_t j = cols.begin; j < cols.end; j += kBlockCols<T>, packed += b_panel_size<T>(depth.size())) {
     const int registers = panel_registers<T>(cols.end - j);
     for (int r = 0; r < registers; ++r) {
       const T* rows[kLanes<T>];

@@ -13,12 +13,15 @@ namespace {
 // are few columns, tiles have more rows instead.
 constexpr std::int64_t kColUnit = 128;
 constexpr std::int64_t kMostRows = 96;
+constexpr std::int64_t kLeastRows = 48;
 constexpr std::int64_t kMostCols = 256;
 constexpr std::int64_t kMostNarrowRows = 384;
 // Tiles are made smaller until there are enough for any number of threads, or each would be too small to pay.
 constexpr std::int64_t kEnoughTasks = 32;
 constexpr std::int64_t kLeastWork = std::int64_t{1} << 20;
 constexpr std::int64_t kLeastBlocksAPart = 2;
+// Elements of b, if it is cheap to pack, that stay in cache until the last tile has read them.
+constexpr std::int64_t kMostShared = std::int64_t{1} << 20;
 
 }  // namespace
 
@@ -43,7 +46,7 @@ void TiledProduct<Acc>::choose_tiles() {
   }
   const auto count = [&] { return ceil_div(size_.m, tile_rows_) * ceil_div(size_.n, tile_cols_); };
   while (count() > 0 && count() < kEnoughTasks && work() / count() >= 2 * kLeastWork) {
-    if (tile_rows_ >= 48 && size_.m > tile_rows_ / 2) {
+    if (tile_rows_ > kLeastRows && size_.m > kLeastRows) {
       tile_rows_ /= 2;
     } else if (tile_cols_ > kColUnit) {
       tile_cols_ = kColUnit;
@@ -85,18 +88,23 @@ Range TiledProduct<Acc>::block_range(std::int64_t part) const {
 
 template <class Acc>
 bool TiledProduct<Acc>::shares_b() const {
-  return row_tiles_ > 1 && !a_.transposed;
+  return row_tiles_ > 1 && (b_.transposed || size_.n * size_.depth <= kMostShared);
+}
+
+template <class Acc>
+std::int64_t TiledProduct<Acc>::shared_block_size() const {
+  return ceil_div(size_.n, kBlockCols<Acc>) * b_panel_size<Acc>(depth_block_);
 }
 
 template <class Acc>
 std::int64_t TiledProduct<Acc>::shared_size() const {
-  return shares_b() ? round_up(size_.n, kBlockCols<Acc>) * size_.depth : 0;
+  return shares_b() ? depth_blocks_ * shared_block_size() : 0;
 }
 
-/// Where in the shared copy of b these columns of one depth block start.
+/// Where these columns of one depth block start in the shared copy of b.
 template <class Acc>
-std::int64_t TiledProduct<Acc>::shared_offset(Range cols, Range depth) const {
-  return round_up(size_.n, kBlockCols<Acc>) * depth.begin + cols.begin * depth.size();
+std::int64_t TiledProduct<Acc>::shared_offset(std::int64_t block, Range cols) const {
+  return block * shared_block_size() + cols.begin / kBlockCols<Acc> * b_panel_size<Acc>(depth_range(block).size());
 }
 
 template <class Acc>
@@ -105,9 +113,18 @@ std::int64_t TiledProduct<Acc>::buffer_size() const {
 }
 
 template <class Acc>
+std::int64_t TiledProduct<Acc>::packed_a_size() const {
+  return a_.transposed ? tile_rows_ / kBlockRows * a_panel_size<Acc>(depth_block_) : tile_rows_ * kRowStride<Acc>;
+}
+
+template <class Acc>
+std::int64_t TiledProduct<Acc>::packed_b_size() const {
+  return shares_b() ? 0 : ceil_div(tile_cols_, kBlockCols<Acc>) * b_panel_size<Acc>(depth_block_);
+}
+
+template <class Acc>
 std::size_t TiledProduct<Acc>::task_bytes() const {
-  return scratch_bytes<Acc>(tile_rows_ * kRowStride<Acc>, shares_b() ? 0 : tile_cols_ * kDepth<Acc>,
-                            tile_rows_ * tile_cols_, buffer_size());
+  return scratch_bytes<Acc>(packed_a_size(), packed_b_size(), tile_rows_ * tile_cols_, buffer_size());
 }
 
 template <class Acc>
@@ -116,9 +133,9 @@ void TiledProduct<Acc>::pack_shared_b(ThreadPool& pool, Acc* packed) const {
   run_tasks(pool, col_tiles_ * depth_blocks_, size_.n * size_.depth * kWorkAnElement,
             [&](std::int64_t task, int worker) {
               const Range cols = col_range(task % col_tiles_);
-              const Range depth = depth_range(task / col_tiles_);
+              const std::int64_t block = task / col_tiles_;
               auto* buffer = static_cast<Acc*>(pool.scratch(worker, scratch_bytes<Acc>(buffer_size())));
-              pack_b(b_, cols, depth, packed + shared_offset(cols, depth), buffer);
+              pack_b(b_, cols, depth_range(block), packed + shared_offset(block, cols), buffer);
             });
 }
 
@@ -128,8 +145,8 @@ void TiledProduct<Acc>::run(ThreadPool& pool, Acc* shared, Epilogue<Acc>& epilog
   run_tasks(pool, tasks(), work(), [&](std::int64_t task, int worker) {
     Scratch scratch(pool.scratch(worker, task_bytes()));
     Memory memory{};
-    memory.a = scratch.take<Acc>(tile_rows_ * kRowStride<Acc>);
-    memory.b = shares_b() ? nullptr : scratch.take<Acc>(tile_cols_ * kDepth<Acc>);
+    memory.a = scratch.take<Acc>(packed_a_size());
+    memory.b = scratch.take<Acc>(packed_b_size());
     memory.tile = scratch.take<Acc>(tile_rows_ * tile_cols_);
     memory.buffer = scratch.take<Acc>(buffer_size());
     run_tile(task, memory, shared, epilogue, row_sums);
@@ -139,7 +156,8 @@ void TiledProduct<Acc>::run(ThreadPool& pool, Acc* shared, Epilogue<Acc>& epilog
 template <class Acc>
 void TiledProduct<Acc>::pack_a(Range rows, Range depth, const Memory& memory, Acc* row_sums) const {
   if (a_.transposed) {
-    pack_columns(a_, rows, depth, memory.a, row_sums, memory.buffer);
+    pack_columns(a_, rows, depth, memory.a, memory.buffer);
+    if (row_sums) add_packed_rows(memory.a, rows.size(), depth.size(), row_sums);
   } else {
     pack_rows(a_, rows, depth, memory.a);
   }
@@ -150,9 +168,9 @@ template <class Acc>
 void TiledProduct<Acc>::multiply_strip(Range strip, Range cols, Range depth, const Acc* a, const Acc* b, Acc* sums,
                                        bool add) const {
   const auto kernel_for = a_.transposed ? block_kernel<Acc, PackedBy::depth> : block_kernel<Acc, PackedBy::row>;
-  for (std::int64_t j = 0; j < cols.size(); j += kBlockCols<Acc>) {
+  for (std::int64_t j = 0; j < cols.size(); j += kBlockCols<Acc>, b += b_panel_size<Acc>(depth.size())) {
     const auto kernel = kernel_for(strip.size(), panel_registers<Acc>(cols.size() - j));
-    kernel(depth.size(), a, b + j * depth.size(), sums + j, tile_cols_, add);
+    kernel(depth.size(), a, b, sums + j, tile_cols_, add);
   }
 }
 
@@ -177,10 +195,11 @@ void TiledProduct<Acc>::run_tile(std::int64_t task, const Memory& memory, const 
     const Range depth = depth_range(block);
     pack_a(rows, depth, memory, sums_of_rows);
     if (!shares_b()) pack_b(b_, cols, depth, memory.b, memory.buffer);
-    const Acc* b = shares_b() ? shared_b + shared_offset(cols, depth) : memory.b;
+    const Acc* b = shares_b() ? shared_b + shared_offset(block, cols) : memory.b;
     for (std::int64_t i = 0; i < rows.size(); i += kBlockRows) {
       const Range strip{rows.begin + i, std::min(rows.begin + i + kBlockRows, rows.end)};
-      const Acc* a = memory.a + i * (a_.transposed ? depth.size() : kRowStride<Acc>);
+      const Acc* a =
+          memory.a + (a_.transposed ? i / kBlockRows * a_panel_size<Acc>(depth.size()) : i * kRowStride<Acc>);
       Acc* sums = memory.tile + i * strip_stride;
       multiply_strip(strip, cols, depth, a, b, sums, block != blocks.begin);
       if (block + 1 != blocks.end) continue;

@@ -86,7 +86,7 @@ class TiledProduct {
   /// A task's memory.
   struct Memory {
     Acc* a;       // packed rows of a, one depth block
-    Acc* b;       // packed columns of b, one depth block; null if b is shared
+    Acc* b;       // packed columns of b, one depth block, unless b is shared
     Acc* tile;    // sums
     Acc* buffer;  // for conversions
   };
@@ -100,7 +100,10 @@ class TiledProduct {
   Range depth_range(std::int64_t block) const;
   Range block_range(std::int64_t part) const;
   bool shares_b() const;
-  std::int64_t shared_offset(Range cols, Range depth) const;
+  std::int64_t shared_block_size() const;
+  std::int64_t shared_offset(std::int64_t block, Range cols) const;
+  std::int64_t packed_a_size() const;
+  std::int64_t packed_b_size() const;
   std::int64_t buffer_size() const;
   std::size_t task_bytes() const;
   void pack_shared_b(ThreadPool& pool, Acc* packed) const;
