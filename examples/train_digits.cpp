@@ -8,7 +8,9 @@
 #include <cstdio>
 #include <exception>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -29,12 +31,14 @@ struct Options {
   std::int64_t batch = 64;
   std::vector<std::int64_t> hidden{256, 256};
   fg::Dtype dtype = fg::Dtype::f32;
+  fg::MathMode math = fg::MathMode::fp32;
   double learning_rate = 1e-3;
   std::uint64_t seed = 1;
   std::string data = FUSEGRAD_DIGITS_CSV;
   std::string idx_dir;
   std::string save;
   bool json = false;
+  bool explain = false;
 };
 
 /// Fills `options` from the command line; the exit code if there is nothing more to do.
@@ -51,12 +55,16 @@ std::optional<int> parse(int argc, char** argv, Options& options) {
   const std::map<std::string, fg::Dtype> dtypes{
       {"f64", fg::Dtype::f64}, {"f32", fg::Dtype::f32}, {"bf16", fg::Dtype::bf16}, {"f16", fg::Dtype::f16}};
   app.add_option("--dtype", options.dtype, "f64, f32, bf16 or f16")->transform(CLI::CheckedTransformer(dtypes));
+  const std::map<std::string, fg::MathMode> maths{{"fp32", fg::MathMode::fp32}, {"tf32", fg::MathMode::tf32}};
+  app.add_option("--math", options.math, "fp32, or tf32 for a GPU's faster and coarser products of f32")
+      ->transform(CLI::CheckedTransformer(maths));
   app.add_option("--learning-rate", options.learning_rate, "of AdamW")->check(CLI::PositiveNumber);
   app.add_option("--seed", options.seed, "of the initial weights and of the order of the rows");
   const auto data = app.add_option("--data", options.data, "a CSV file: pixels, then the label, in each row");
   app.add_option("--idx-dir", options.idx_dir, "a folder with the four MNIST files, plain or gzip")->excludes(data);
   app.add_option("--save", options.save, "write the trained weights to this safetensors file");
-  app.add_flag("--json", options.json, "print one JSON object instead of text");
+  const auto json = app.add_flag("--json", options.json, "print one JSON object instead of text");
+  app.add_flag("--explain", options.explain, "print how each part of the first step ran")->excludes(json);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -67,6 +75,7 @@ std::optional<int> parse(int argc, char** argv, Options& options) {
 
 fg::Context make_context(const Options& options) {
   fg::ContextOptions context;
+  context.math = options.math;
   if (options.threads != 0) context.threads = options.threads;
   if (options.device == "cpu") return fg::Context::cpu(context);
   if (options.device == "cuda") return fg::Context::cuda(context);
@@ -114,6 +123,7 @@ double train(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& 
   // Small gradients of f16 networks would flush to zero; a power of two moves them up without rounding.
   const fg::BackwardOptions backward{.loss_scale = options.dtype == fg::Dtype::f16 ? 1024.0 : 1.0};
   const bool progress = isatty(STDOUT_FILENO) != 0 && !options.json;
+  bool explain = options.explain;
   double mean_loss = 0;
   for (int epoch = 1; epoch <= options.epochs; ++epoch) {
     const auto start = std::chrono::steady_clock::now();
@@ -126,6 +136,7 @@ double train(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& 
       const fg::Var loss = fg::softmax_cross_entropy(logits, label);
       tape.backward(loss, backward);
       optimizer.step();
+      if (std::exchange(explain, false)) fmt::print("{}", tape.explain());
       loss_sum += loss.item() * static_cast<double>(label.size());
     }
     mean_loss = loss_sum / static_cast<double>(rows.size());

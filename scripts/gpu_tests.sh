@@ -3,7 +3,8 @@
 #
 #   scripts/gpu_tests.sh PROGRAM [SHARDS [GTEST_ARGUMENT...]]      default: 8 shards, two at a time
 #
-# Prints one line a shard, the output of those that failed, and the summary last. Fails if a test failed, if a shard ran
+# Prints one line a shard, the names and the first output of the tests that failed, and the summary last; LOGS names a
+# folder for the whole output of each shard. Fails if a test failed, if a shard ran
 # out of time, if no test ran, or if tests were skipped for want of a GPU. Environment: AT_ONCE, SHARD_SECONDS.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -30,8 +31,13 @@ fi
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null || echo "gpu_tests: nvidia-smi does not work"
 ldd "$program" | grep cublasLt
 
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+if [[ -n ${LOGS:-} ]]; then
+  logs=$LOGS
+  mkdir -p "$logs"
+else
+  logs=$(mktemp -d)
+  trap 'rm -rf "$logs"' EXIT
+fi
 
 run_shard() {
   local index=$1 start=$EPOCHREALTIME status
@@ -72,7 +78,8 @@ for ((i = 0; i < shards; i++)); do
   read -r status time <"$logs/$i.status"
   [[ $status -eq 0 ]] && continue
   echo "---- shard $((i + 1)): what failed"
-  grep -v -E '^\[ +(OK|RUN|SKIPPED) +\]|Skipped$' "$logs/$i" | head -c 4000
+  sed -n '/Global test environment tear-down/,$s/^\[  FAILED  \] //p' "$logs/$i" | grep -v '^[0-9]* test'
+  sed '/Global test environment tear-down/,$d' "$logs/$i" | grep -v -E '^\[ +(OK|RUN|SKIPPED) +\]|Skipped$' | head -c 4000
 done
 without_gpu=$(cat "$logs"/[0-9]* | grep -c 'this machine or build has no GPU')
 ((without_gpu > 0)) && echo "gpu_tests: $without_gpu tests found no GPU"

@@ -107,22 +107,27 @@ class SoftmaxRun {
       if (t == kIgnored) continue;
       const double* row = z.elements.data() + i * classes;
       const double m = *std::max_element(row, row + classes);
-      double s = 0;
-      for (std::int64_t j = 0; j < classes; ++j) s += std::exp(row[j] - m);
+      long double exact_s = 0;
+      for (std::int64_t j = 0; j < classes; ++j) exact_s += std::exp(static_cast<long double>(row[j]) - m);
+      const auto s = static_cast<double>(exact_s);
       const double w_t = weights.elements[static_cast<std::size_t>(t)];
       const double hit = (1 - test_.smoothing) * w_t;
-      double loss = hit * (std::log(s) + m - row[t]);
-      double bound = hit * softmax_loss(std::log(s) + m - row[t], row[t], m, dtype_);
+      const long double log_sum = std::log(exact_s) + m;
+      long double loss = hit * (log_sum - row[t]);
+      double bound = hit * softmax_loss(static_cast<double>(log_sum) - row[t], row[t], m, dtype_);
       for (std::int64_t j = 0; j < classes; ++j) {
         const double w = share * weights.elements[static_cast<std::size_t>(j)];
-        const double L = std::log(s) + m - row[j];
+        const long double L = log_sum - row[j];
         loss += w * L;
-        bound += w * softmax_loss(L, row[j], m, dtype_);
+        bound += w * softmax_loss(static_cast<double>(L), row[j], m, dtype_);
         const double p = std::exp(row[j] - m) / s;
         gradient.at(i, j) = p * (hit + share * weight_sum) - (j == t ? hit : 0) - w;
-        gradient_bound.at(i, j) = (hit + share * weight_sum) * softmax_gradient(p, dtype_);
+        gradient_bound.at(i, j) =
+            (hit + share * weight_sum) *
+            (softmax_gradient(p, dtype_) + p * softmax_sums(static_cast<double>(classes), 0, dtype_));
       }
-      row_loss.at(0, i) = loss;
+      row_loss.at(0, i) = static_cast<double>(loss);
+      bound += softmax_sums(static_cast<double>(classes), row_loss.at(0, i), dtype_);
       row_bound.at(0, i) = bound;
       total_weight += w_t;
     }
