@@ -2,7 +2,7 @@
 //
 //   kernel_times [FILTER]        only kernels whose name contains FILTER
 //
-// Prints one JSON object a line:
+// Prints one JSON object a line, the first with the copy bandwidth, then
 //   {"kernel", "shape", "us", "bytes", "copy_us", "over_copy", "l2"}
 // `us` is the median time of one call in a graph of 20, `bytes` what it has to read and write, `copy_us` the time that
 // the card's copy bandwidth allows for so many bytes, and `over_copy` their ratio: 1 is the best there is. Calls rotate
@@ -99,21 +99,32 @@ class Bench {
     return tensor;
   }
 
-  /// Works for two seconds, since a cold card is faster, and measures the copy bandwidth.
+  /// Works for two seconds, since a cold card is faster, and measures the copy bandwidth: of cudaMemcpy or of a kernel
+  /// that copies, whichever is faster.
   void warm_up() {
     const std::int64_t bytes = std::int64_t{1} << 30;
     const Tensor from = random({bytes / 4}, Dtype::f32);
     Tensor to = Tensor::empty(gpu_, {bytes / 4}, Dtype::f32);
-    const auto copy = [&](int) {
+    const auto memcpy = [&](int) {
       FUSEGRAD_CUDA(cudaMemcpyAsync(to.mutable_raw(), from.raw(), static_cast<std::size_t>(bytes),
                                     cudaMemcpyDeviceToDevice, stream_));
     };
+    const auto kernel = [&](int) {
+      dispatch(gpu_, [&](const auto& execution) {
+        kernels::weighted_sum(execution, {.a = vector_of(from), .y = mutable_vector_of(to)});
+      });
+    };
+    double memcpy_us = 0;
+    double kernel_us = 0;
     const auto start = std::chrono::steady_clock::now();
     do {
-      copy_bytes_per_us_ = 2.0 * static_cast<double>(bytes) / time_of(gpu_, stream_, copy);
+      memcpy_us = time_of(gpu_, stream_, memcpy);
+      kernel_us = time_of(gpu_, stream_, kernel);
     } while (std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
-    fmt::print("{{\"kernel\": \"copy\", \"bytes\": {}, \"terabytes_per_s\": {:.3f}}}\n", 2 * bytes,
-               copy_bytes_per_us_ / 1e6);
+    const auto moved = 2.0 * static_cast<double>(bytes);
+    copy_bytes_per_us_ = moved / std::min(memcpy_us, kernel_us);
+    fmt::print("{{\"copy\": {:.0f}, \"memcpy_terabytes_per_s\": {:.3f}, \"kernel_terabytes_per_s\": {:.3f}}}\n", moved,
+               moved / memcpy_us / 1e6, moved / kernel_us / 1e6);
   }
 
   /// Times a kernel. make() allocates a set of operands and returns a function that launches the kernel on them.
@@ -355,10 +366,12 @@ void run_all(std::string_view filter) {
     }
     for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) bench.arithmetic(std::int64_t{1} << 26, dtype);
     bench.softmax_cross_entropy(64, 10, Dtype::f32);
+    bench.softmax_cross_entropy(16384, 4096, Dtype::bf16);
     bench.softmax_cross_entropy(65536, 1000, Dtype::bf16);
     bench.softmax_cross_entropy(4096, 50257, Dtype::f32);
     bench.softmax_cross_entropy(4096, 50304, Dtype::bf16);
     bench.mse_loss(262144 * 16);
+    bench.mse_loss(16384 * 4096);
     for (const std::int64_t parameters : {128 * 1024, 3 << 20, 67 << 20}) bench.optimizers(parameters);
   }
   FUSEGRAD_CUDA(cudaStreamDestroy(stream));

@@ -1,8 +1,10 @@
-// Softmax cross-entropy: forward reads a row of logits twice, the second time from cache; backward once.
+// Softmax cross-entropy: forward and backward each read a row of logits once (with label smoothing forward reads it
+// again, from cache).
 //
-// A team of threads owns a row: a warp, or a whole block for long rows. Exponentials in fp32 (fp64 for f64), all sums
-// and logarithms in fp64, in an order that the shape alone decides: a thread's columns, the team, a block's rows, the
-// blocks. One rounding.
+// A team of threads owns a row: a warp, or a whole block where there are few and long rows. Each thread keeps the
+// largest logit that it has seen and the sum of exponentials relative to it, and rescales the sum when a larger one
+// comes. Exponentials in fp32 (fp64 for f64), a packet's sum too; all other sums and logarithms in fp64, in an order
+// that the shape alone decides: a thread's columns, the team, a block's rows, the blocks. One rounding.
 //
 // Labels and class weights are checked here, because they may have been made on the GPU: a bad one is reported as the
 // context's fault, its row has loss NaN and gradient 0.
@@ -23,6 +25,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr std::int64_t kMostBlocks = 528;  // one wave on 132 multiprocessors
 constexpr std::int64_t kLongRow = 2048;    // classes; a warp has 64 elements a lane then
+constexpr std::int64_t kManyRows = kMostBlocks * kThreads / kWarpSize / 2;  // enough to keep half the warps busy
 
 constexpr const char* kBadLabel = "softmax_cross_entropy: label {1} in row {0} is not one of {2} classes";
 constexpr const char* kBadWeight =
@@ -98,9 +101,9 @@ __device__ void check_class_weights(const SoftmaxCrossEntropy& loss, const Fault
   }
 }
 
-/// Calls f(column, z) for each of the thread's elements of a row.
+/// Calls f(first column, packet) for each of the thread's packets of a row.
 template <class Access, int kTeam, class F>
-__device__ void for_each_element(const ConstMatrix& logits, std::int64_t row, const F& f) {
+__device__ void for_each_packet(const ConstMatrix& logits, std::int64_t row, const F& f) {
   constexpr int N = Access::kWidth;
   constexpr int kInFlight = 4;
   const std::int64_t step = std::int64_t{kTeam} * N;
@@ -115,11 +118,50 @@ __device__ void for_each_element(const ConstMatrix& logits, std::int64_t row, co
       if (first + u * step >= logits.cols) continue;
       typename Access::Compute z[N];
       Access::unpack(raw[u], logits.dtype, z);
-#pragma unroll
-      for (int i = 0; i < N; ++i) f(first + u * step + i, z[i]);
+      f(first + u * step, z);
     }
   }
 }
+
+/// The largest of the values so far and the sum of their exponentials relative to it.
+template <class Compute>
+class Exponentials {
+ public:
+  template <int N>
+  __device__ void add(const Compute (&z)[N]) {
+    Compute largest = z[0];
+#pragma unroll
+    for (int i = 1; i < N; ++i) largest = fmax(largest, z[i]);
+    if (largest > max_) {
+      sum_ *= exp(static_cast<double>(max_) - static_cast<double>(largest));
+      max_ = largest;
+    }
+    const Compute base = base_of(max_);
+    Compute terms[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) terms[i] = exp(z[i] - base);
+#pragma unroll
+    for (int width = N / 2; width > 0; width /= 2) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) terms[i] += terms[i + width];
+    }
+    sum_ += static_cast<double>(terms[0]);
+  }
+
+  __device__ Compute max() const { return max_; }
+  /// The sum relative to `max`, which is not smaller than max().
+  __device__ double sum(Compute max) const {
+    // A sum of 0 stays 0, and that of a NaN stays NaN.
+    return max_ == max ? sum_ : sum_ * exp(static_cast<double>(max_) - static_cast<double>(max));
+  }
+
+ private:
+  // -inf - -inf would be NaN; but the exponential of -inf is 0 relative to any number.
+  static __device__ Compute base_of(Compute max) { return max == -INFINITY ? Compute{0} : max; }
+
+  Compute max_ = -INFINITY;
+  double sum_ = 0;
+};
 
 struct Row {
   double max;
@@ -138,22 +180,22 @@ __device__ Row forward_row(const SoftmaxCrossEntropy& loss, std::int64_t row, co
     if (Team<kTeam>::lane() == 0) bad_label.report(row, static_cast<std::int32_t>(label), loss.logits.cols);
     return {0, 1, NAN, 0};
   }
-  Compute m = -INFINITY;
-  for_each_element<Access, kTeam>(loss.logits, row, [&](std::int64_t, Compute z) { m = fmax(m, z); });
-  m = Team<kTeam>::max(m);
-  double sum = 0;
-  double distance = 0;  // sum of w_j (m - z_j)
-  for_each_element<Access, kTeam>(loss.logits, row, [&](std::int64_t j, Compute z) {
-    sum += static_cast<double>(exp(z - m));
-    if (constants.share == 0) return;
-    distance += weighted(weight_of(loss, j), static_cast<double>(m) - static_cast<double>(z));
-  });
-  sum = Team<kTeam>::sum(sum);
+  Exponentials<Compute> exponentials;
+  for_each_packet<Access, kTeam>(loss.logits, row,
+                                 [&](std::int64_t, const Compute(&z)[Access::kWidth]) { exponentials.add(z); });
+  const Compute m = Team<kTeam>::max(exponentials.max());
+  const double sum = Team<kTeam>::sum(exponentials.sum(m));
   Row result{static_cast<double>(m), sum, 0, weight_of(loss, label)};
   const double log_sum = log(sum);
   const double target = load_one<double>({loss.logits.data, 0, loss.logits.dtype}, row * loss.logits.ld + label);
   result.loss = weighted((1 - loss.label_smoothing) * result.weight, log_sum + (result.max - target));
   if (constants.share == 0) return result;
+  double distance = 0;  // sum of w_j (m - z_j)
+  for_each_packet<Access, kTeam>(loss.logits, row, [&](std::int64_t first, const Compute(&z)[Access::kWidth]) {
+#pragma unroll
+    for (int i = 0; i < Access::kWidth; ++i)
+      distance += weighted(weight_of(loss, first + i), static_cast<double>(m) - static_cast<double>(z[i]));
+  });
   distance = Team<kTeam>::sum(distance);
   result.loss += constants.share * (distance + weighted(constants.class_weight_sum, log_sum));
   return result;
@@ -215,7 +257,7 @@ __device__ void backward_row(const SoftmaxCrossEntropyBackward& args, std::int64
                              double class_weight_sum) {
   using Compute = typename Access::Compute;
   constexpr int N = Access::kWidth;
-  constexpr int kInFlight = 2;
+  constexpr int kInFlight = 4;
   const SoftmaxCrossEntropy& loss = args.loss;
   const std::int64_t label = label_of(loss, row);
   const bool counts = label != loss.ignore_index && is_class(loss, label);
@@ -241,22 +283,27 @@ __device__ void backward_row(const SoftmaxCrossEntropyBackward& args, std::int64
       const std::int64_t column = first + u * step;
       if (column >= loss.logits.cols) continue;
       Compute z[N];
-      Compute c[N] = {};
+      Compute c[N];
       Compute d[N];
       Access::unpack(raw_z[u], loss.logits.dtype, z);
       if (args.c.data) Access::unpack(raw_c[u], args.c.dtype, c);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        Compute gradient = 0;
-        if (weight != 0) {
-          gradient = exp(z[i] - m) * factor;
-          if (share != 0) {
-            const bool weighted = loss.class_weights.data != nullptr;
-            gradient -= weighted ? uniform * load_one<Compute>(loss.class_weights, column + i) : uniform;
-          }
-          if (column + i == label) gradient -= hit_gradient;
+      for (int i = 0; i < N; ++i) d[i] = weight != 0 ? exp(z[i] - m) * factor : 0;
+      if (weight != 0 && share != 0) {
+        const bool weighted = loss.class_weights.data != nullptr;
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+          d[i] -= weighted ? uniform * load_one<Compute>(loss.class_weights, column + i) : uniform;
+      }
+      if (weight != 0 && label >= column && label < column + N) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          if (column + i == label) d[i] -= hit_gradient;
         }
-        d[i] = gradient + c[i];
+      }
+      if (args.c.data) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) d[i] += c[i];
       }
       Access::store(args.d, row, column, d);
     }
@@ -289,10 +336,11 @@ void visit_rows(const ConstMatrix& logits, bool vectors, F&& f) {
         std::clamp<std::int64_t>((logits.rows * team + kThreads - 1) / kThreads, 1, kMostBlocks));
   };
   detail::visit_floating(logits.dtype, [&]<class T>() {
+    const bool block_a_row = logits.cols > kLongRow && logits.rows < kManyRows;
     // Rows of a few packets would leave most of a warp without any.
-    if (vectors && logits.cols > kLongRow) {
+    if (vectors && block_a_row) {
       f.template operator()<Vectors<T>, kThreads>(blocks(kThreads));
-    } else if (logits.cols > kLongRow) {
+    } else if (block_a_row) {
       f.template operator()<Scalars<ComputeOf<T>>, kThreads>(blocks(kThreads));
     } else if (vectors && logits.cols >= kWarpSize / 2 * Vectors<T>::kWidth) {
       f.template operator()<Vectors<T>, kWarpSize>(blocks(kWarpSize));
