@@ -67,11 +67,22 @@ Strategy resolve_strategy(const std::optional<Strategy>& option) {
       detail::format("context: FUSEGRAD_STRATEGY must be \"epilogue\", \"split\" or \"pass\", got \"{}\"", value));
 }
 
+PlanPolicy resolve_plans(const std::optional<PlanPolicy>& option) {
+  if (option) return *option;
+  const char* text = environment("FUSEGRAD_PLANS");
+  if (!text) return PlanPolicy::heuristic;
+  const std::string_view value = text;
+  detail::require<ValueError>(value == "heuristic" || value == "measure",
+                              "context: FUSEGRAD_PLANS must be \"heuristic\" or \"measure\", got \"{}\"", value);
+  return value == "measure" ? PlanPolicy::measure : PlanPolicy::heuristic;
+}
+
 detail::ContextSettings resolve(const ContextOptions& options) {
   return {.threads = resolve_threads(options.threads),
           .fusion = resolve_fusion(options.fusion),
           .math = options.math,
           .strategy = resolve_strategy(options.strategy),
+          .plans = resolve_plans(options.plans),
           .deterministic = options.deterministic};
 }
 
@@ -105,6 +116,7 @@ int Context::threads() const { return state_->pool().threads(); }
 Fusion Context::fusion() const { return state_->fusion(); }
 MathMode Context::math() const { return state_->settings().math; }
 Strategy Context::strategy() const { return state_->settings().strategy; }
+PlanPolicy Context::plan_policy() const { return state_->settings().plans; }
 bool Context::deterministic() const { return state_->settings().deterministic; }
 const Counters& Context::counters() const { return state_->counters(); }
 MemoryUse Context::memory() const { return state_->memory().use(); }

@@ -55,6 +55,14 @@ constexpr std::string_view name_of(Strategy strategy) {
   return "?";
 }
 
+/// How a GPU chooses the strategy of a fused step and the algorithm of each product.
+///   heuristic  by rank: the library's order of strategies, cuBLASLt's order of algorithms
+///   measure    the first use of each shape times every candidate on this card, in private memory, and takes the fastest
+///              whose results are verified; that takes milliseconds to seconds a shape. See ops/plans.h to keep plans.
+/// With ContextOptions::deterministic nothing is timed, whatever the policy, but every algorithm is verified. A CPU has
+/// one way, whatever the policy.
+enum class PlanPolicy : std::uint8_t { heuristic, measure };
+
 /// Options of a Context. An option left unset takes its environment variable, then its default.
 struct ContextOptions {
   /// CPU threads, the caller's included. Unset: FUSEGRAD_THREADS, else the cores this process may run on.
@@ -70,6 +78,8 @@ struct ContextOptions {
   MathMode math = MathMode::fp32;
   /// Unset: FUSEGRAD_STRATEGY ("epilogue", "split" or "pass"), else automatic.
   std::optional<Strategy> strategy = std::nullopt;
+  /// Unset: FUSEGRAD_PLANS ("heuristic" or "measure"), else heuristic.
+  std::optional<PlanPolicy> plans = std::nullopt;
   /// GPU: the same bits in every run of the same program on the same card and library versions. Excludes algorithms
   /// that may sum in a varying order. A CPU's results are deterministic anyway.
   bool deterministic = false;
@@ -87,8 +97,12 @@ struct Counters {
   std::int64_t fused_bias_sums = 0;  ///< bias gradients summed inside an activation pass or a weight-gradient product
   std::int64_t column_sums = 0;      ///< bias gradients summed by a pass of their own
   std::int64_t aliases = 0;          ///< gradients handed on without a copy
-  std::int64_t plans = 0;            ///< choices of a cuBLASLt algorithm; constant in steady state
+  std::int64_t plan_hits = 0;        ///< products whose plan was known
+  std::int64_t plan_misses = 0;      ///< plans made; constant in steady state
+  std::int64_t plan_evictions = 0;   ///< plans dropped because there were too many
   std::int64_t plan_uses = 0;        ///< products that cuBLASLt ran
+  std::int64_t plans_measured = 0;   ///< plans and fused steps whose candidates were timed
+  std::int64_t rejected_candidates = 0;  ///< algorithms that gave wrong results when they were verified
 };
 
 /// Bytes held by a context.
@@ -121,6 +135,7 @@ class Context {
   Fusion fusion() const;
   MathMode math() const;
   Strategy strategy() const;
+  PlanPolicy plan_policy() const;
   bool deterministic() const;
   const Counters& counters() const;
   MemoryUse memory() const;

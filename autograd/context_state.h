@@ -19,6 +19,7 @@ struct ContextSettings {
   Fusion fusion = Fusion::on;
   MathMode math = MathMode::fp32;
   Strategy strategy = Strategy::automatic;
+  PlanPolicy plans = PlanPolicy::heuristic;
   bool deterministic = false;
 };
 

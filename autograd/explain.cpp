@@ -38,7 +38,9 @@ std::string TapeState::explain() const {
     if (node.saved_bytes != 0) fmt::format_to(out, ", saves {} bytes", node.saved_bytes);
     if (!node.needs_gradient) fmt::format_to(out, ", constant");
     text += '\n';
-    if (!node.forward_note.empty()) fmt::format_to(out, "       forward: {}\n", node.forward_note);
+    for (const std::string_view note : node.forward_notes) {
+      if (!note.empty()) fmt::format_to(out, "       forward: {}\n", note);
+    }
     for (const std::string_view note : node.backward_notes) {
       if (!note.empty()) fmt::format_to(out, "       backward: {}\n", note);
     }

@@ -92,8 +92,10 @@ class Recording {
   /// An uninitialised tensor on the tape's context.
   Tensor new_tensor(const Shape& shape, Dtype dtype) const { return Tensor::empty(context(), shape, dtype); }
 
-  /// What ran, for explain(); text that lives for ever.
-  void note(std::string_view text) { note_ = text; }
+  /// What ran, for explain(): up to two lines of text that lives as long as the context; an empty one is none.
+  void note(std::string_view text) {
+    if (!text.empty()) (notes_[0].empty() ? notes_[0] : notes_[1]) = text;
+  }
 
   /// Records a node with value `y` and, if the op is differentiable, the rule R(args...), made in the tape's memory.
   template <class R, class... Args>
@@ -108,7 +110,7 @@ class Recording {
   Var add_node(const Tensor& y, Rule* rule);
 
   std::string_view op_;
-  std::string_view note_;
+  std::array<std::string_view, 2> notes_ = {};
   std::shared_ptr<detail::TapeState> state_;
   std::array<const Var*, kMaxInputs> inputs_{};
   int input_count_ = 0;
@@ -160,7 +162,7 @@ class Backward {
   /// The gradient of this input is `gradient`, dy itself or a view of it.
   void alias(int index, const Tensor& gradient);
 
-  /// What ran, for explain(): up to four lines of text that lives for ever; an empty one is none.
+  /// What ran, for explain(): up to six lines of text that lives as long as the context; an empty one is none.
   void note(std::string_view text);
 
  private:

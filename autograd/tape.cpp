@@ -261,7 +261,7 @@ Var Recording::add_node(const Tensor& y, Rule* rule) {
   node.op = op_;
   node.rule = rule;
   node.needs_gradient = differentiable_;
-  node.forward_note = note_;
+  node.forward_notes = notes_;
   if (rule) {
     for (const Saved& saved : rule->saved()) node.saved_bytes += saved.tensor.bytes();
   }

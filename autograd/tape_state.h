@@ -57,8 +57,8 @@ struct Node {
   Dtype dtype = Dtype::f32;
   Shape shape = {};
   std::int64_t saved_bytes = 0;
-  std::string_view forward_note = {};
-  std::array<std::string_view, 4> backward_notes = {};  ///< those given are in front
+  std::array<std::string_view, 2> forward_notes = {};
+  std::array<std::string_view, 6> backward_notes = {};  ///< those given are in front
 };
 
 /// A parameter and its node.

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,8 @@ struct Options {
   int threads = 0;  // 0: all
   int repeats = 40;
   bool fusion = true;
+  fg::PlanPolicy plans = fg::PlanPolicy::heuristic;
+  bool explain = false;
 };
 
 /// Roughly normal values: the sum of four uniform ones. Never zeros, which multiply faster than real data.
@@ -76,10 +79,16 @@ double median(std::vector<double> values) {
   return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
+std::string name_of(const Options& options) {
+  if (!options.fusion) return "fusegrad unfused";
+  return options.plans == fg::PlanPolicy::measure ? "fusegrad measured" : "fusegrad";
+}
+
 void run(const Workload& workload, const Options& options) {
   fg::ContextOptions context_options{.fusion = options.fusion ? fg::Fusion::on : fg::Fusion::off};
   if (options.threads != 0) context_options.threads = options.threads;
   if (workload.policy == "tf32") context_options.math = fg::MathMode::tf32;
+  context_options.plans = options.plans;
   const fg::Context context =
       options.device == "gpu" ? fg::Context::cuda(context_options) : fg::Context::cpu(context_options);
   const fg::Dtype dtype = workload.policy == "bf16" ? fg::Dtype::bf16 : fg::Dtype::f32;
@@ -92,8 +101,10 @@ void run(const Workload& workload, const Options& options) {
     tape.backward(fg::mse_loss(net(tape.input(x)), target));
     optimizer.step();
   };
+  const auto warm_up = std::chrono::steady_clock::now();
   for (int i = 0; i < 5; ++i) step();
   context.synchronize();
+  const std::chrono::duration<double> warm_up_seconds = std::chrono::steady_clock::now() - warm_up;
   std::vector<double> times;
   for (int i = 0; i < options.repeats; ++i) {
     const auto start = std::chrono::steady_clock::now();
@@ -103,13 +114,20 @@ void run(const Workload& workload, const Options& options) {
   }
   const auto peak = static_cast<double>(context.memory().peak_in_use) / (1 << 20);
   const nlohmann::ordered_json line{{"workload", workload.name},
-                                    {"peer", options.fusion ? "fusegrad" : "fusegrad unfused"},
+                                    {"peer", name_of(options)},
                                     {"policy", workload.policy},
                                     {"device", options.device},
                                     {"us", std::round(median(times) * 10) / 10},
                                     {"peak_mib", std::round(peak * 10) / 10},
-                                    {"threads", context.threads()}};
+                                    {"threads", context.threads()},
+                                    {"warm_up_s", std::round(warm_up_seconds.count() * 1000) / 1000},
+                                    {"rejected", context.counters().rejected_candidates}};
   fmt::print("{}\n", line.dump());
+  if (options.explain) {
+    fg::Tape tape(context);
+    tape.backward(fg::mse_loss(net(tape.input(x)), target));
+    fmt::print("{}", tape.explain());
+  }
   std::fflush(stdout);
 }
 
@@ -124,6 +142,11 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
   app.add_option("--repeats", options.repeats, "timed steps")->check(CLI::PositiveNumber);
   app.add_flag("!--no-fusion", options.fusion, "run the unfused definition");
+  const std::map<std::string, fg::PlanPolicy> policies{{"heuristic", fg::PlanPolicy::heuristic},
+                                                       {"measure", fg::PlanPolicy::measure}};
+  app.add_option("--plans", options.plans, "heuristic or measure: how a GPU's algorithms and strategies are chosen")
+      ->transform(CLI::CheckedTransformer(policies));
+  app.add_flag("--explain", options.explain, "also print how each part of a step ran");
   CLI11_PARSE(app, argc, argv);
   try {
     for (const std::string& name : options.names) {

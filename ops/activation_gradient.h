@@ -15,6 +15,8 @@ struct ActivationGradient {
   /// relu: the bit mask (views.h). gelu_tanh, gelu_erf: the pre-activation z, in the dtype of the activation's output;
   /// its rows may be longer than the output's.
   Tensor saved = {};
+  /// Input features of the linear op that the activation ends; 0 for an activation of its own.
+  std::int64_t inputs = 0;
 };
 
 /// Points a backward kernel's arguments to what `gradient` saved of an output with `cols` columns.

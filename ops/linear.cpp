@@ -100,11 +100,13 @@ class LinearRule final : public Rule {
       read_saved(*request.absorb, args.dx.cols, args);
       args.bias = mutable_vector_of(request.bias_d);
       args.bias_c = vector_of(request.bias_c);
+      args.bias_inputs = request.absorb->inputs;
     }
     ++counters_of(sweep.context()).products;
     const kernels::FusedResult result = dispatch(
         sweep.context(), [&](const auto& execution) { return kernels::linear_input_gradient(execution, args); });
     sweep.note(result.note);
+    sweep.note(result.product);
     sweep.written(
         kX, {.absorbed = request.absorb != nullptr, .bias_gradient = request.bias_d.defined() && result.bias_gradient});
   }
@@ -125,6 +127,7 @@ class LinearRule final : public Rule {
     const kernels::FusedResult result = dispatch(
         sweep.context(), [&](const auto& execution) { return kernels::linear_weight_gradient(execution, args); });
     sweep.note(result.note);
+    sweep.note(result.product);
     sweep.written(kW);
     if (!with_bias) return;
     ++(result.fused ? counters_of(sweep.context()).fused_bias_sums : counters_of(sweep.context()).column_sums);
@@ -227,6 +230,7 @@ Tensor fused_forward(Recording& op, Tensor& y, const Tensor& b, Activation activ
       dispatch(op.context(), [&](const auto& execution) { return kernels::linear_forward(execution, args); });
   ++(result.fused ? counters_of(op.context()).fused_forwards : counters_of(op.context()).unfused_steps);
   op.note(result.note);
+  op.note(result.product);
   return saved;
 }
 
@@ -236,7 +240,7 @@ Var record(Recording op, const Var& x, const Var& w, const Var* b, Activation ac
   const Tensor bias = b ? op.input(kB) : Tensor();
   const bool fused = op.fusion() == Fusion::on && !op.branches();
   ++counters_of(op.context()).products;
-  ActivationGradient gradient{.activation = activation};
+  ActivationGradient gradient{.activation = activation, .inputs = x.shape()[-1]};
   gradient.saved = fused ? fused_forward(op, y, bias, activation) : unfused_forward(op, y, bias, activation);
   if (!fused) op.note("unfused: product, then bias and activation");
   return op.finish<LinearRule>(y, op.needs(kW) ? op.input(kX) : Tensor(), op.needs(kX) ? op.input(kW) : Tensor(),

@@ -18,7 +18,8 @@ namespace fusegrad::kernels {
 struct FusedResult {
   bool fused = true;          ///< false: the product could not do all of it, and kernels of their own did the rest
   bool bias_gradient = true;  ///< false: the bias gradient that was asked for was not made; the caller has to see to it
-  std::string_view note = {};  ///< what ran, and why; text that lives for ever
+  std::string_view note = {};     ///< what ran, and why; text that lives as long as the context
+  std::string_view product = {};  ///< the product that ran: its algorithm, and its time where that was measured
 };
 
 /// y = act(x wᵀ + b).
@@ -46,6 +47,7 @@ struct LinearInputGradient {
   ConstMatrix pre_activation = {};  ///< gelu: z [m, k]
   Vector bias = {};                 ///< [k], any floating dtype; or none
   ConstVector bias_c = {};          ///< [k], bias's dtype; may be bias; or none
+  std::int64_t bias_inputs = 0;     ///< features that the layer of this bias has as inputs; 0: not known
 };
 FusedResult linear_input_gradient(const CpuExecution& execution, const LinearInputGradient& args);
 FusedResult linear_input_gradient(const CudaExecution& execution, const LinearInputGradient& args);

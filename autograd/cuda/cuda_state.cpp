@@ -37,6 +37,7 @@ CudaState::CudaState(ContextState& context)
     : context_(context), backend_(static_cast<CudaBackend&>(context.backend())), words_(backend_) {
   const DeviceScope scope(device());
   blaslt_ = make_blaslt(backend_, context.settings());
+  ways_ = make_linear_ways();
 }
 
 int CudaState::device() const { return backend_.device().index; }

@@ -13,6 +13,7 @@ namespace fusegrad::detail {
 class CudaBackend;
 struct DeviceFault;  // fault.h
 class Blaslt;        // ops/cuda/blaslt.h: handle, workspace and plans; the engine only holds it
+class LinearWays;    // ops/cuda/linear_ways.h: measured choices; the engine only holds them
 
 /// Device memory for the kernels that are launched while this lives. Whoever takes the block next uses it after them,
 /// since all work of a context runs in the order of its stream.
@@ -72,6 +73,7 @@ class CudaState {
   unsigned* result() const { return words_.result(); }
   DeviceFault* fault() const { return words_.fault(); }
   Blaslt& blaslt() { return *blaslt_; }
+  LinearWays& ways() { return *ways_; }
   Counters& counters() { return context_.counters(); }
   const ContextSettings& settings() const { return context_.settings(); }
 
@@ -80,6 +82,7 @@ class CudaState {
   CudaBackend& backend_;
   KernelWords words_;
   std::shared_ptr<Blaslt> blaslt_;
+  std::shared_ptr<LinearWays> ways_;
 };
 
 /// The state of a context on GPU `device`, on `stream` or, if that is null, a stream of its own.
@@ -88,5 +91,8 @@ std::shared_ptr<ContextState> make_cuda_context(const ContextSettings& settings,
 
 /// Defined in ops/cuda/blaslt.cpp. `backend` outlives the result. Errors: CudaError; DeviceError.
 std::shared_ptr<Blaslt> make_blaslt(CudaBackend& backend, const ContextSettings& settings);
+
+/// Defined in ops/cuda/linear_ways.cpp.
+std::shared_ptr<LinearWays> make_linear_ways();
 
 }  // namespace fusegrad::detail

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ using kernels::Transpose;
 
 // Hopper's heuristics want 32 MiB; with less they leave out algorithms.
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+static_assert(sizeof(Algorithm) == sizeof(cublasLtMatmulAlgo_t));
 constexpr int kMaxCandidates = 8;  // the library offers no more
 constexpr std::size_t kOldestVersion = 130000;
 
@@ -74,28 +76,8 @@ cublasComputeType_t compute_type(Dtype dtype, MathMode math) {
   return CUBLAS_COMPUTE_32F;
 }
 
-/// Largest power of two up to 256 that divides the address; 256 for null.
-std::uint32_t alignment_of(const void* pointer) {
-  constexpr std::uintptr_t kEnough = 256;
-  const auto address = reinterpret_cast<std::uintptr_t>(pointer) | kEnough;
-  return std::uint32_t{1} << std::countr_zero(address);
-}
-
 std::uint64_t alignment_code(const void* pointer) {
   return static_cast<std::uint64_t>(std::countr_zero(alignment_of(pointer)));
-}
-
-const void* bias_pointer(const LtProduct& product) {
-  return product.bias_gradient ? product.bias_gradient : product.bias;
-}
-
-std::int64_t reduction_length(const LtProduct& product) {
-  return product.transpose_a == Transpose::yes ? product.a.rows : product.a.cols;
-}
-
-std::string describe(const LtProduct& product) {
-  return detail::format("{} with m={} n={} k={}, {} to {}", name_of(product.epilogue), product.d.rows, product.d.cols,
-                        reduction_length(product), name_of(product.a.dtype), name_of(product.d.dtype));
 }
 
 /// Products for which the library offers algorithms that are known to be wrong.
@@ -142,6 +124,20 @@ bool is_refusal(cublasStatus_t status) {
 
 std::string_view name_of(Epilogue epilogue) { return entry_of(epilogue).name; }
 
+std::uint32_t alignment_of(const void* pointer) {
+  constexpr std::uintptr_t kEnough = 256;
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer) | kEnough;
+  return std::uint32_t{1} << std::countr_zero(address);
+}
+
+std::string to_string(const LtProduct& product) {
+  std::string text = detail::format("{} {} x {} x {} {}", name_of(product.epilogue), product.d.rows, product.d.cols,
+                                    reduction_length(product), name_of(product.a.dtype));
+  if (product.d.dtype != product.a.dtype) text += detail::format(" to {}", name_of(product.d.dtype));
+  if (product.c.data) text += product.c.data == product.d.data ? ", added to d" : ", c added";
+  return text;
+}
+
 struct Blaslt::Handle {
   Handle() { FUSEGRAD_BLASLT(cublasLtCreate(&value)); }
   ~Handle() { cublasLtDestroy(value); }
@@ -150,16 +146,47 @@ struct Blaslt::Handle {
   cublasLtHandle_t value = nullptr;
 };
 
-struct Blaslt::Plan {
+/// A product as cuBLASLt wants it described.
+struct Blaslt::Problem {
+  Problem(const LtProduct& product, MathMode math);
+
   Description description;
   Layout a;
   Layout b;
   Layout c;
   Layout d;
-  /// Best first. The first to be accepted stays, alone; empty: there is none.
-  std::vector<cublasLtMatmulAlgo_t> candidates;
-  bool proven = false;
 };
+
+struct Blaslt::Plan {
+  explicit Plan(const LtProduct& product, MathMode math) : problem(product, math), what(to_string(product)) {}
+
+  Problem problem;
+  std::string what;
+  /// Best first. The first to be accepted stays; empty: there is none.
+  std::vector<Algorithm> candidates = {};
+  bool proven = false;
+  std::vector<PlanReport::Candidate> measured = {};  ///< the chosen one first
+  const std::string* note = nullptr;
+  std::int64_t last_use = 0;
+};
+
+Blaslt::Problem::Problem(const LtProduct& product, MathMode math) {
+  const cudaDataType_t scale = product.a.dtype == Dtype::f64 ? CUDA_R_64F : CUDA_R_32F;
+  cublasLtMatmulDesc_t made = nullptr;
+  FUSEGRAD_BLASLT(cublasLtMatmulDescCreate(&made, compute_type(product.a.dtype, math), scale));
+  description.reset(made);
+  set(description, CUBLASLT_MATMUL_DESC_TRANSA, operation(product.transpose_b));
+  set(description, CUBLASLT_MATMUL_DESC_TRANSB, operation(product.transpose_a));
+  set(description, CUBLASLT_MATMUL_DESC_EPILOGUE, entry_of(product.epilogue).value);
+  if (product.saved) set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.saved_ld);
+  // The heuristic judges the alignment of these two by their addresses.
+  if (const void* bias = bias_pointer(product)) set(description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  if (product.saved) set(description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.saved);
+  a = layout_of(product.b);
+  b = layout_of(product.a);
+  c = layout_of(product.c.data ? product.c : product.d);
+  d = layout_of(product.d);
+}
 
 Blaslt::Blaslt(CudaBackend& backend, const ContextSettings& settings) : backend_(backend), settings_(settings) {
   const std::size_t version = cublasLtGetVersion();
@@ -177,7 +204,7 @@ Blaslt::~Blaslt() {
   if (workspace_) backend_.release(workspace_);
 }
 
-Blaslt::Key Blaslt::key_of(const LtProduct& product) {
+PlanKey key_of(const LtProduct& product) {
   const bool adds = product.c.data != nullptr;
   std::uint64_t flags = 0;
   int used = 0;
@@ -201,7 +228,7 @@ Blaslt::Key Blaslt::key_of(const LtProduct& product) {
            word(product.b.ld), adds ? word(product.c.ld) : 0, word(product.d.ld), word(product.saved_ld), flags}};
 }
 
-std::size_t Blaslt::KeyHash::operator()(const Key& key) const noexcept {
+std::size_t PlanKeyHash::operator()(const PlanKey& key) const noexcept {
   // The finaliser of splitmix64 over every word.
   std::uint64_t hash = 0;
   for (const std::uint64_t word : key.words) {
@@ -222,25 +249,7 @@ bool Blaslt::within_limits(const LtProduct& product) const {
          (!product.c.data || fits(product.c.rows, product.c.ld));
 }
 
-std::unique_ptr<Blaslt::Plan> Blaslt::make_plan(const LtProduct& product) const {
-  auto plan = std::make_unique<Plan>();
-  if (known_bad(product)) return plan;
-  const cudaDataType_t scale = product.a.dtype == Dtype::f64 ? CUDA_R_64F : CUDA_R_32F;
-  cublasLtMatmulDesc_t description = nullptr;
-  FUSEGRAD_BLASLT(cublasLtMatmulDescCreate(&description, compute_type(product.a.dtype, settings_.math), scale));
-  plan->description.reset(description);
-  set(plan->description, CUBLASLT_MATMUL_DESC_TRANSA, operation(product.transpose_b));
-  set(plan->description, CUBLASLT_MATMUL_DESC_TRANSB, operation(product.transpose_a));
-  set(plan->description, CUBLASLT_MATMUL_DESC_EPILOGUE, entry_of(product.epilogue).value);
-  if (product.saved) set(plan->description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.saved_ld);
-  // The heuristic judges the alignment of these two by their addresses.
-  if (const void* bias = bias_pointer(product)) set(plan->description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-  if (product.saved) set(plan->description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.saved);
-  plan->a = layout_of(product.b);
-  plan->b = layout_of(product.a);
-  plan->c = layout_of(product.c.data ? product.c : product.d);
-  plan->d = layout_of(product.d);
-
+std::vector<Algorithm> Blaslt::heuristic(const Problem& problem, const LtProduct& product) const {
   cublasLtMatmulPreference_t made = nullptr;
   FUSEGRAD_BLASLT(cublasLtMatmulPreferenceCreate(&made));
   const Preference preference(made);
@@ -258,34 +267,54 @@ std::unique_ptr<Blaslt::Plan> Blaslt::make_plan(const LtProduct& product) const 
 
   cublasLtMatmulHeuristicResult_t results[kMaxCandidates] = {};
   int count = 0;
-  const cublasStatus_t status =
-      cublasLtMatmulAlgoGetHeuristic(handle_->value, plan->description.get(), plan->a.get(), plan->b.get(),
-                                     plan->c.get(), plan->d.get(), preference.get(), kMaxCandidates, results, &count);
-  if (is_refusal(status)) return plan;
-  check(status, detail::format("cublasLtMatmulAlgoGetHeuristic for {}", describe(product)), __FILE__, __LINE__);
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle_->value, problem.description.get(), problem.a.get(), problem.b.get(), problem.c.get(), problem.d.get(),
+      preference.get(), kMaxCandidates, results, &count);
+  std::vector<Algorithm> algorithms;
+  if (is_refusal(status)) return algorithms;
+  check(status, detail::format("cublasLtMatmulAlgoGetHeuristic for {}", to_string(product)), __FILE__, __LINE__);
   for (const cublasLtMatmulHeuristicResult_t& result : std::span(results).first(static_cast<std::size_t>(count))) {
     if (result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkspaceBytes) continue;
     if (settings_.deterministic && decides_split_at_run_time(result.algo)) continue;
-    plan->candidates.push_back(result.algo);
+    algorithms.push_back(std::bit_cast<Algorithm>(result.algo));
   }
-  return plan;
+  return algorithms;
 }
 
-Blaslt::Plan& Blaslt::plan_for(const LtProduct& product, Counters& counters) {
-  const Key key = key_of(product);
-  if (const auto found = plans_.find(key); found != plans_.end()) return *found->second;
-  std::unique_ptr<Plan> plan = make_plan(product);
-  ++counters.plans;
-  return *plans_.emplace(key, std::move(plan)).first->second;
+std::vector<Algorithm> Blaslt::algorithms(const LtProduct& product, bool with_known_bad) const {
+  if (known_bad(product) && !with_known_bad) return {};
+  const Problem problem(product, settings_.math);
+  std::vector<Algorithm> all = heuristic(problem, product);
+  // The heuristic leaves out algorithms that it offers for other epilogues, and sometimes they are the fastest.
+  for (const Epilogue other : {Epilogue::none, Epilogue::bias, Epilogue::relu_bias, Epilogue::relu_aux_bias,
+                               Epilogue::gelu_aux_bias, Epilogue::drelu, Epilogue::dgelu, Epilogue::bgradb}) {
+    if (other == product.epilogue) continue;
+    LtProduct like = product;
+    like.epilogue = other;
+    like.bias = like.bias_gradient = like.saved = workspace_;  // only asked about, never run
+    like.saved_ld = is_relu_mask(other) ? mask_row_bytes(product.d.cols) * 8 : (product.d.cols + 7) / 8 * 8;
+    if (other == Epilogue::none) like.bias = like.bias_gradient = like.saved = nullptr;
+    for (const Algorithm& algorithm : heuristic(Problem(like, settings_.math), like)) {
+      if (std::ranges::find(all, algorithm) != all.end()) continue;
+      const auto packed = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+      cublasLtMatmulHeuristicResult_t result = {};
+      const cublasStatus_t status =
+          cublasLtMatmulAlgoCheck(handle_->value, problem.description.get(), problem.a.get(), problem.b.get(),
+                                  problem.c.get(), problem.d.get(), &packed, &result);
+      if (status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kWorkspaceBytes) all.push_back(algorithm);
+    }
+  }
+  return all;
 }
 
-bool Blaslt::run(const LtProduct& product, Counters& counters) {
-  if (absent_.test(static_cast<std::size_t>(product.epilogue)) || !within_limits(product)) return false;
-  Plan& plan = plan_for(product, counters);
-  if (plan.candidates.empty()) return false;
-  if (const void* bias = bias_pointer(product)) set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-  if (product.saved) set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.saved);
+bool Blaslt::launch(const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream) const {
+  return launch(Problem(product, settings_.math), product, algorithm, stream);
+}
 
+bool Blaslt::launch(const Problem& problem, const LtProduct& product, const Algorithm& algorithm,
+                    CUstream_st* stream) const {
+  if (const void* bias = bias_pointer(product)) set(problem.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  if (product.saved) set(problem.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.saved);
   static constexpr float kOne = 1;
   static constexpr float kZero = 0;
   static constexpr double kWideOne = 1;
@@ -294,27 +323,150 @@ bool Blaslt::run(const LtProduct& product, Counters& counters) {
   const bool adds = product.c.data != nullptr;
   const void* alpha = wide ? static_cast<const void*>(&kWideOne) : &kOne;
   const void* zero = wide ? static_cast<const void*>(&kWideZero) : &kZero;
+  const auto packed = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+  const cublasStatus_t status =
+      cublasLtMatmul(handle_->value, problem.description.get(), alpha, product.b.data, problem.a.get(), product.a.data,
+                     problem.b.get(), adds ? alpha : zero, adds ? product.c.data : product.d.data, problem.c.get(),
+                     product.d.data, problem.d.get(), &packed, workspace_, kWorkspaceBytes, stream);
+  if (status == CUBLAS_STATUS_SUCCESS) return true;
+  if (is_refusal(status)) return false;
+  check(status, detail::format("cublasLtMatmul for {}", to_string(product)), __FILE__, __LINE__);
+  return false;
+}
+
+std::string Blaslt::describe(const Algorithm& algorithm) {
+  const auto packed = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+  const auto attribute = [&](cublasLtMatmulAlgoConfigAttributes_t which) {
+    std::int32_t value = 0;
+    std::size_t written = 0;
+    FUSEGRAD_BLASLT(cublasLtMatmulAlgoConfigGetAttribute(&packed, which, &value, sizeof value, &written));
+    return value;
+  };
+  std::string text = detail::format("algorithm {}, tile {}, stages {}", attribute(CUBLASLT_ALGO_CONFIG_ID),
+                                    attribute(CUBLASLT_ALGO_CONFIG_TILE_ID), attribute(CUBLASLT_ALGO_CONFIG_STAGES_ID));
+  const std::int32_t split = attribute(CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+  if (split != 1) text += detail::format(", split {}", split);
+  return text;
+}
+
+Stopwatch& Blaslt::stopwatch() {
+  if (!stopwatch_) stopwatch_ = std::make_unique<Stopwatch>();
+  return *stopwatch_;
+}
+
+bool Blaslt::may_search() const { return !backend_.stream().capturing(); }
+
+void Blaslt::search_plan(const CudaExecution& execution, const LtProduct& product, Plan& plan, Clock clock) {
+  const std::unique_ptr<Trial> trial = Trial::make(backend_, product);
+  if (!trial) return;  // no memory to try anything in: the heuristic's choice stays
+  if (clock == Clock::running) plan.candidates = algorithms(product);
+  const CudaExecution aside{stopwatch().stream().get(), execution.state};
+  const auto run = [&](const LtProduct& operands, const Algorithm& algorithm, CUstream_st* stream) {
+    return launch(plan.problem, operands, algorithm, stream);
+  };
+  const SearchResult result = search(aside, stopwatch(), *trial, plan.candidates, run, clock);
+  stopwatch().stream().synchronize();
+  Counters& counters = execution.state.counters();
+  counters.rejected_candidates += result.rejected;
+  counters.plans_measured += clock == Clock::running;
+  const auto us = [&](int index) { return result.us.empty() ? 0 : result.us[static_cast<std::size_t>(index)]; };
+  std::vector<int> order(plan.candidates.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(
+      order, [&](int a, int b) { return std::pair(a != result.chosen, us(a)) < std::pair(b != result.chosen, us(b)); });
+  for (const int index : order) {
+    if (us(index) < 0) continue;
+    plan.measured.push_back({describe(plan.candidates[static_cast<std::size_t>(index)]), us(index)});
+  }
+  if (result.chosen < 0) {
+    plan.candidates.clear();
+    plan.measured.clear();
+  } else {
+    plan.candidates = {plan.candidates[static_cast<std::size_t>(result.chosen)]};
+  }
+  if (result.rejected != 0) {
+    plan.what += detail::format(" ({} algorithms rejected: {})", result.rejected, result.rejection);
+  }
+}
+
+std::unique_ptr<Blaslt::Plan> Blaslt::make_plan(const CudaExecution& execution, const LtProduct& product) {
+  auto plan = std::make_unique<Plan>(product, settings_.math);
+  if (known_bad(product)) return plan;
+  plan->candidates = heuristic(plan->problem, product);
+  if (plan->candidates.empty() || !may_search()) return plan;
+  if (settings_.deterministic) {
+    search_plan(execution, product, *plan, Clock::stopped);
+  } else if (settings_.plans == PlanPolicy::measure) {
+    search_plan(execution, product, *plan, Clock::running);
+  }
+  return plan;
+}
+
+void Blaslt::evict_one() {
+  const auto oldest = std::ranges::min_element(
+      plans_, [](const auto& a, const auto& b) { return a.second->last_use < b.second->last_use; });
+  plans_.erase(oldest);
+}
+
+Blaslt::Plan& Blaslt::plan_for(const CudaExecution& execution, const LtProduct& product) {
+  Counters& counters = execution.state.counters();
+  const PlanKey key = key_of(product);
+  const auto found = plans_.find(key);
+  if (found != plans_.end()) {
+    ++counters.plan_hits;
+    found->second->last_use = ++tick_;
+    return *found->second;
+  }
+  std::unique_ptr<Plan> plan = make_plan(execution, product);
+  ++counters.plan_misses;
+  plan->last_use = ++tick_;
+  while (plans_.size() >= plan_limit_) {
+    evict_one();
+    ++counters.plan_evictions;
+  }
+  return *plans_.emplace(key, std::move(plan)).first->second;
+}
+
+const std::string* Blaslt::run(const CudaExecution& execution, const LtProduct& product) {
+  if (absent_.test(static_cast<std::size_t>(product.epilogue)) || !within_limits(product)) return nullptr;
+  Plan& plan = plan_for(execution, product);
   while (!plan.candidates.empty()) {
-    const cublasStatus_t status = cublasLtMatmul(
-        handle_->value, plan.description.get(), alpha, product.b.data, plan.a.get(), product.a.data, plan.b.get(),
-        adds ? alpha : zero, adds ? product.c.data : product.d.data, plan.c.get(), product.d.data, plan.d.get(),
-        &plan.candidates.front(), workspace_, kWorkspaceBytes, backend_.stream().get());
-    if (status == CUBLAS_STATUS_SUCCESS) {
+    if (launch(plan.problem, product, plan.candidates.front(), execution.stream)) {
       if (!plan.proven) {
         plan.candidates.resize(1);
         plan.candidates.shrink_to_fit();
         plan.proven = true;
+        plan.note = &*texts_.insert(note_of(plan)).first;
       }
-      ++counters.plan_uses;
-      return true;
+      ++execution.state.counters().plan_uses;
+      return plan.note;
     }
+    require<CudaError>(!plan.proven, "cuda: cublasLtMatmul refused {}, which it has run before", plan.what);
     // An algorithm that the heuristic offered may still refuse its first run; then the next one has its turn.
-    if (plan.proven || !is_refusal(status)) {
-      check(status, detail::format("cublasLtMatmul for {}", describe(product)), __FILE__, __LINE__);
-    }
     plan.candidates.erase(plan.candidates.begin());
   }
-  return false;
+  return nullptr;
+}
+
+std::string Blaslt::note_of(const Plan& plan) {
+  std::string text = plan.what + ": " + describe(plan.candidates.front());
+  if (plan.measured.empty() || plan.measured.front().us == 0) return text;
+  text += detail::format(", {:.1f} us, the best of {}", plan.measured.front().us, plan.measured.size());
+  if (plan.measured.size() > 1) text += detail::format(" (next {:.1f} us)", plan.measured[1].us);
+  return text;
+}
+
+std::vector<PlanReport> Blaslt::reports() const {
+  std::vector<PlanReport> all;
+  for (const auto& [key, plan] : plans_) {
+    PlanReport report{.what = plan->what, .candidates = plan->measured};
+    if (report.candidates.empty() && !plan->candidates.empty()) {
+      report.candidates.push_back({describe(plan->candidates.front())});
+    }
+    all.push_back(std::move(report));
+  }
+  std::ranges::sort(all, {}, &PlanReport::what);
+  return all;
 }
 
 std::shared_ptr<Blaslt> make_blaslt(CudaBackend& backend, const ContextSettings& settings) {

@@ -13,6 +13,7 @@
 #include <fusegrad/ops/activation_kernels.h>
 #include <fusegrad/ops/arithmetic_kernels.h>
 #include <fusegrad/ops/cuda/blaslt.h>
+#include <fusegrad/ops/cuda/linear_ways.h>
 #include <fusegrad/ops/cuda/simple_product.h>
 #include <fusegrad/ops/linear_kernels.h>
 
@@ -22,26 +23,28 @@ namespace {
 using detail::Epilogue;
 using detail::LtProduct;
 
-bool run(const CudaExecution& execution, const LtProduct& product) {
-  return execution.state.blaslt().run(product, execution.state.counters());
+/// What ran, as a text that lives as long as the context; null if cuBLASLt cannot run the product.
+const std::string* run(const CudaExecution& execution, const LtProduct& product) {
+  return execution.state.blaslt().run(execution, product);
 }
 
-/// d = op(a) op(b) + c, by cuBLASLt if it can.
-void plain_product(const CudaExecution& execution, const SimpleProduct& product) {
+/// d = op(a) op(b) + c, by cuBLASLt if it can. Returns what ran.
+std::string_view plain_product(const CudaExecution& execution, const SimpleProduct& product) {
   const std::int64_t k = product.transpose_a == Transpose::no ? product.a.cols : product.a.rows;
-  if (product.d.rows == 0 || product.d.cols == 0) return;
+  if (product.d.rows == 0 || product.d.cols == 0) return {};
   if (k != 0) {
-    if (run(execution, {.a = product.a,
-                        .transpose_a = product.transpose_a,
-                        .b = product.b,
-                        .transpose_b = product.transpose_b,
-                        .c = product.c,
-                        .d = product.d})) {
-      return;
+    if (const std::string* ran = run(execution, {.a = product.a,
+                                                 .transpose_a = product.transpose_a,
+                                                 .b = product.b,
+                                                 .transpose_b = product.transpose_b,
+                                                 .c = product.c,
+                                                 .d = product.d})) {
+      return *ran;
     }
     ++execution.state.counters().missing_algorithms;
   }
   simple_product(execution, product);
+  return "a product by the library's own kernel";
 }
 
 /// A bias gradient on its way from a product whose output has dtype `made` to where it belongs.
@@ -147,19 +150,29 @@ void unfused_forward(const CudaExecution& execution, const LinearForward& args) 
 
 // Backward.
 
-Strategy strategy_for(const CudaExecution& execution, const LinearInputGradient& args) {
+/// True if choices are made by measurement.
+bool measures(const CudaExecution& execution) {
+  const detail::ContextSettings& settings = execution.state.settings();
+  return settings.plans == PlanPolicy::measure && !settings.deterministic;
+}
+
+InputGradientWay way_for(const CudaExecution& execution, const LinearInputGradient& args) {
   const bool fusable = args.activation == Activation::relu ||
                        (args.activation == Activation::gelu_tanh && fits_gelu(args.pre_activation) &&
                         args.pre_activation.dtype == args.dx.dtype);
-  if (!fusable || args.dz.cols == 0) return Strategy::pass;
+  if (args.activation == Activation::none || args.dz.cols == 0) return {};
   const Strategy asked = execution.state.settings().strategy;
-  if (asked != Strategy::automatic) return asked;
+  if (fusable && asked != Strategy::automatic) return {.strategy = asked};
   // The gradient epilogues load the mask slowly in 16-bit products, and their bias gradient has 16 bits.
-  return size_of(args.dx.dtype) == 2 ? Strategy::pass : Strategy::epilogue;
+  const Strategy preferred = !fusable || size_of(args.dx.dtype) == 2 ? Strategy::pass : Strategy::epilogue;
+  if (asked == Strategy::automatic && measures(execution)) {
+    if (const auto* way = execution.state.ways().input_gradient(execution, args, preferred, fusable)) return *way;
+  }
+  return {.strategy = preferred};
 }
 
-/// dx by one product that applies the activation gradient, and sums the bias gradient if `with_bias`.
-bool absorbing_product(const CudaExecution& execution, const LinearInputGradient& args, bool with_bias) {
+/// dx by one product that applies the activation gradient, and sums the bias gradient if `with_bias`. Returns what ran.
+const std::string* absorbing_product(const CudaExecution& execution, const LinearInputGradient& args, bool with_bias) {
   const bool relu = args.activation == Activation::relu;
   LtProduct product{.a = args.dz, .b = args.w, .c = args.c, .d = args.dx};
   if (relu) {
@@ -174,9 +187,9 @@ bool absorbing_product(const CudaExecution& execution, const LinearInputGradient
   if (!with_bias) return run(execution, product);
   const BiasGradient bias(execution, args.bias, args.bias_c, args.dx.dtype);
   product.bias_gradient = bias.target();
-  if (!run(execution, product)) return false;
-  bias.arrive(execution);
-  return true;
+  const std::string* ran = run(execution, product);
+  if (ran) bias.arrive(execution);
+  return ran;
 }
 
 /// What ran and why, for explain().
@@ -198,12 +211,12 @@ std::string_view pass_note(const LinearInputGradient& args, Strategy chosen, boo
   return "dx: product, then one pass for activation and bias gradient, the default for 16-bit types";
 }
 
-/// dx by a plain product, then a kernel for the activation gradient and the bias gradient.
-void pass(const CudaExecution& execution, const LinearInputGradient& args) {
-  plain_product(execution, {.a = args.dz, .b = args.w, .c = args.c, .d = args.dx});
+/// dx by a plain product, then a kernel for the activation gradient and the bias gradient. Returns what ran.
+std::string_view pass(const CudaExecution& execution, const LinearInputGradient& args) {
+  const std::string_view ran = plain_product(execution, {.a = args.dz, .b = args.w, .c = args.c, .d = args.dx});
   if (args.activation == Activation::none) {
     if (args.bias.data) column_sum(execution, {.dz = args.dx, .bias = args.bias, .bias_c = args.bias_c});
-    return;
+    return ran;
   }
   ++execution.state.counters().activation_passes;
   activation_backward(execution, {.dy = args.dx,
@@ -213,6 +226,19 @@ void pass(const CudaExecution& execution, const LinearInputGradient& args) {
                                   .pre_activation = args.pre_activation,
                                   .bias = args.bias,
                                   .bias_c = args.bias_c});
+  return ran;
+}
+
+/// Rows [begin, end) of a gradient; its bias gradient is added to that of the rows before.
+LinearInputGradient part_of(const LinearInputGradient& args, std::int64_t begin, std::int64_t end) {
+  LinearInputGradient part = args;
+  part.dz = rows_of(args.dz, begin, end);
+  part.c = rows_of(args.c, begin, end);
+  part.dx = rows_of(args.dx, begin, end);
+  part.mask = mask_rows_of(args.mask, begin, args.dx.cols);
+  part.pre_activation = rows_of(args.pre_activation, begin, end);
+  if (begin != 0) part.bias_c = args.bias;
+  return part;
 }
 
 }  // namespace
@@ -245,33 +271,28 @@ FusedResult linear_forward(const CudaExecution& execution, const LinearForward& 
     product.saved = args.pre_activation.data;
     product.saved_ld = args.pre_activation.ld;
   }
-  if (fits_gelu(args.pre_activation) && run(execution, product)) return {.note = forward_note(*epilogue)};
+  if (const std::string* ran = fits_gelu(args.pre_activation) ? run(execution, product) : nullptr) {
+    return {.note = forward_note(*epilogue), .product = *ran};
+  }
   ++execution.state.counters().missing_algorithms;
   unfused_forward(execution, args);
   return {.fused = false, .note = "a product, then bias and activation: cuBLASLt has no algorithm for the fused one"};
 }
 
-FusedResult linear_input_gradient(const CudaExecution& execution, const LinearInputGradient& args) {
-  const Strategy strategy = strategy_for(execution, args);
+FusedResult run_input_gradient(const CudaExecution& execution, const LinearInputGradient& args,
+                               const InputGradientWay& way) {
   const bool with_bias = args.bias.data != nullptr;
   FusedResult result;
-  if (strategy == Strategy::split && with_bias) {
+  if (way.strategy == Strategy::split && with_bias) {
     LinearInputGradient without = args;
     without.bias = {};
     without.bias_c = {};
-    result = linear_input_gradient(execution, without);
+    result = run_input_gradient(execution, without, way);
     result.bias_gradient = false;
     return result;
   }
   const auto block = [&](std::int64_t begin, std::int64_t end) {
-    LinearInputGradient part = args;
-    part.dz = rows_of(args.dz, begin, end);
-    part.c = rows_of(args.c, begin, end);
-    part.dx = rows_of(args.dx, begin, end);
-    part.mask = mask_rows_of(args.mask, begin, args.dx.cols);
-    part.pre_activation = rows_of(args.pre_activation, begin, end);
-    if (begin != 0) part.bias_c = args.bias;
-    result = linear_input_gradient(execution, part);
+    result = run_input_gradient(execution, part_of(args, begin, end), {way.strategy, 1, way.note});
   };
   if (cut(execution, args.dx.rows,
           {args.dz.ld, args.dx.ld, args.c.ld, mask_ld(args.dx.cols), args.pre_activation.ld, 1}, block)) {
@@ -281,18 +302,32 @@ FusedResult linear_input_gradient(const CudaExecution& execution, const LinearIn
     if (with_bias) column_sum(execution, {.dz = args.dx, .bias = args.bias, .bias_c = args.bias_c});
     return {.note = "dx: empty"};
   }
-  const bool asked = execution.state.settings().strategy == strategy;
-  if (strategy != Strategy::pass) {
-    if (absorbing_product(execution, args, with_bias)) {
-      return {.note = absorbing_note(args.activation, with_bias, asked)};
+  if (way.blocks > 1) {
+    const std::int64_t rows = (args.dx.rows + way.blocks - 1) / way.blocks;
+    for (std::int64_t begin = 0; begin < args.dx.rows; begin += rows) {
+      block(begin, std::min(begin + rows, args.dx.rows));
+    }
+    return result;
+  }
+  const bool asked = execution.state.settings().strategy == way.strategy;
+  if (way.strategy != Strategy::pass) {
+    if (const std::string* ran = absorbing_product(execution, args, with_bias)) {
+      return {.note = way.note.empty() ? absorbing_note(args.activation, with_bias, asked) : way.note, .product = *ran};
     }
     ++execution.state.counters().missing_algorithms;
   }
-  pass(execution, args);
-  return {.fused = args.activation == Activation::none, .note = pass_note(args, strategy, asked)};
+  const std::string_view ran = pass(execution, args);
+  const bool as_chosen = !way.note.empty() && way.strategy == Strategy::pass;
+  return {.fused = args.activation == Activation::none,
+          .note = as_chosen ? way.note : pass_note(args, way.strategy, asked),
+          .product = ran};
 }
 
-FusedResult linear_weight_gradient(const CudaExecution& execution, const LinearWeightGradient& args) {
+FusedResult linear_input_gradient(const CudaExecution& execution, const LinearInputGradient& args) {
+  return run_input_gradient(execution, args, way_for(execution, args));
+}
+
+FusedResult run_weight_gradient(const CudaExecution& execution, const LinearWeightGradient& args, BiasWay way) {
   FusedResult result;
   const auto block = [&](std::int64_t begin, std::int64_t end) {
     LinearWeightGradient part = args;
@@ -302,30 +337,41 @@ FusedResult linear_weight_gradient(const CudaExecution& execution, const LinearW
       part.c = args.dw;
       part.bias_c = args.bias;
     }
-    result = linear_weight_gradient(execution, part);
+    result = run_weight_gradient(execution, part, way);
   };
   if (cut(execution, args.dz.rows, {args.dz.ld, args.x.ld, 1}, block)) return result;
 
   const bool wants_bias = args.bias.data != nullptr;
   const bool empty = args.dz.rows == 0 || args.dw.rows == 0 || args.dw.cols == 0;
-  if (wants_bias && !empty && execution.state.settings().strategy != Strategy::pass) {
+  if (wants_bias && !empty && way == BiasWay::in_product) {
     const BiasGradient bias(execution, args.bias, args.bias_c, args.dw.dtype);
-    if (run(execution, {.a = args.dz,
-                        .transpose_a = Transpose::yes,
-                        .b = args.x,
-                        .c = args.c,
-                        .d = args.dw,
-                        .epilogue = Epilogue::bgradb,
-                        .bias_gradient = bias.target()})) {
+    if (const std::string* ran = run(execution, {.a = args.dz,
+                                                 .transpose_a = Transpose::yes,
+                                                 .b = args.x,
+                                                 .c = args.c,
+                                                 .d = args.dw,
+                                                 .epilogue = Epilogue::bgradb,
+                                                 .bias_gradient = bias.target()})) {
       bias.arrive(execution);
-      return {.note = "dw: BGRADB"};
+      return {.note = "dw: BGRADB", .product = *ran};
     }
     ++execution.state.counters().missing_algorithms;
   }
-  plain_product(execution, {.a = args.dz, .transpose_a = Transpose::yes, .b = args.x, .c = args.c, .d = args.dw});
-  if (!wants_bias) return {.note = "dw: product"};
+  const std::string_view ran =
+      plain_product(execution, {.a = args.dz, .transpose_a = Transpose::yes, .b = args.x, .c = args.c, .d = args.dw});
+  if (!wants_bias) return {.note = "dw: product", .product = ran};
   column_sum(execution, {.dz = args.dz, .bias = args.bias, .bias_c = args.bias_c});
-  return {.fused = false, .note = "dw: product and column sum"};
+  return {.fused = false, .note = "dw: product and column sum", .product = ran};
+}
+
+FusedResult linear_weight_gradient(const CudaExecution& execution, const LinearWeightGradient& args) {
+  const Strategy asked = execution.state.settings().strategy;
+  BiasWay way = asked == Strategy::pass ? BiasWay::column_sum : BiasWay::in_product;
+  const bool choice = args.bias.data && args.dz.rows != 0 && args.dw.rows != 0 && args.dw.cols != 0;
+  if (choice && asked == Strategy::automatic && measures(execution)) {
+    if (const BiasWay* measured = execution.state.ways().bias_gradient(execution, args)) way = *measured;
+  }
+  return run_weight_gradient(execution, args, way);
 }
 
 void product(const CudaExecution& execution, const Product& args) {

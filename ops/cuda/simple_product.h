@@ -6,8 +6,9 @@
 
 namespace fusegrad::kernels {
 
-/// d = op(a) op(b) + c, in a's accumulation dtype, rounded once. Right where cuBLASLt has no algorithm, and slow: one
-/// thread an element, operands through shared memory. With a reduction length of 0, d is c or 0.
+/// d = op(a) op(b) + c, in a's accumulation dtype, rounded once. Right where cuBLASLt has no algorithm, also the
+/// oracle by which its algorithms are judged, and slow: fp32 units, tiles of 64 x 64 through shared memory. Terms are
+/// added in the order of the reduction. With a reduction length of 0, d is c or 0.
 struct SimpleProduct {
   ConstMatrix a = {};  ///< [m, k], or [k, m] transposed; any floating dtype
   Transpose transpose_a = Transpose::no;

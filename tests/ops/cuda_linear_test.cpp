@@ -503,14 +503,14 @@ TEST_F(CudaLinearTest, PlansAreMadeOnceAndDependOnAlignment) {
     EXPECT_TRUE(equal(y.values(), plus_row(product(layer.x, transposed(layer.w)), layer.b), Dtype::f32));
   };
   run({});
-  EXPECT_EQ(context.counters().plans, 1);
+  EXPECT_EQ(context.counters().plan_misses, 1);
   run({});
-  EXPECT_EQ(context.counters().plans, 1);
+  EXPECT_EQ(context.counters().plan_misses, 1);
   EXPECT_EQ(context.counters().plan_uses, 2);
   run({.offset = 1});
-  EXPECT_EQ(context.counters().plans, 2) << "a bias 4 bytes off must not use the plan of an aligned one";
+  EXPECT_EQ(context.counters().plan_misses, 2) << "a bias 4 bytes off must not use the plan of an aligned one";
   run({.offset = 1});
-  EXPECT_EQ(context.counters().plans, 2);
+  EXPECT_EQ(context.counters().plan_misses, 2);
 }
 
 // Cuts.

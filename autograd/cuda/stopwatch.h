@@ -1,0 +1,42 @@
+// Times work on a GPU, on a stream of its own. Not installed.
+//
+// What runs for microseconds is timed as a graph of many copies, because an eager launch costs the host more than that.
+// Several ways to do the same are timed in turn, round after round, and judged by their medians: clocks drift, and
+// within a run only ratios mean anything.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <fusegrad/autograd/cuda/stream.h>
+
+namespace fusegrad::detail {
+
+class Stopwatch {
+ public:
+  Stopwatch();
+  ~Stopwatch();
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+  /// Where the calls that are timed enqueue their work.
+  const Stream& stream() const { return stream_; }
+
+  /// Median microseconds of each of `calls`. Every call enqueues the same work on stream() each time, and has run once
+  /// before. Those that are clearly slow in a first look get no more rounds; all rounds together take about
+  /// `budget_us`, but at least one is run. Errors: CudaError; whatever a call throws.
+  std::vector<double> compare(std::span<const std::function<void()>> calls, double budget_us);
+
+ private:
+  class Lap;
+
+  double time(const std::function<void()>& call);
+
+  Stream stream_;
+  CUevent_st* begin_ = nullptr;
+  CUevent_st* end_ = nullptr;
+};
+
+}  // namespace fusegrad::detail

@@ -1,0 +1,295 @@
+#include <algorithm>
+#include <bit>
+
+#include <fusegrad/autograd/check.h>
+#include <fusegrad/autograd/cuda/check.h>
+#include <fusegrad/autograd/cuda/device_memory.h>
+#include <fusegrad/ops/cuda/linear_ways.h>
+
+namespace fusegrad::detail {
+namespace {
+
+using kernels::BiasWay;
+using kernels::InputGradientWay;
+using kernels::LinearInputGradient;
+using kernels::LinearWeightGradient;
+
+constexpr double kBudgetUs = 300000;  // for all rounds of one step
+
+std::uint64_t word(std::int64_t value) { return static_cast<std::uint64_t>(value); }
+
+/// A bit field.
+class Flags {
+ public:
+  void put(std::uint64_t value, int bits) {
+    value_ |= value << used_;
+    used_ += bits;
+  }
+  void put(const void* pointer) { put(static_cast<std::uint64_t>(std::countr_zero(alignment_of(pointer))), 4); }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0;
+  int used_ = 0;
+};
+
+PlanKey key_of(const LinearInputGradient& args) {
+  Flags flags;
+  flags.put(static_cast<std::uint64_t>(args.dz.dtype), 3);
+  flags.put(static_cast<std::uint64_t>(args.dx.dtype), 3);
+  flags.put(static_cast<std::uint64_t>(args.bias.dtype), 3);
+  flags.put(static_cast<std::uint64_t>(args.activation), 3);
+  flags.put(args.c.data != nullptr, 1);
+  flags.put(args.c.data == args.dx.data, 1);
+  flags.put(args.bias.data != nullptr, 1);
+  flags.put(args.bias_c.data != nullptr, 1);
+  for (const void* pointer : {args.dz.data, args.w.data, args.c.data, static_cast<const void*>(args.dx.data)}) {
+    flags.put(pointer);
+  }
+  return {{word(args.dx.rows), word(args.dx.cols), word(args.dz.cols), word(args.bias_inputs), word(args.dz.ld),
+           word(args.w.ld), word(args.dx.ld), word(args.c.data ? args.c.ld : args.pre_activation.ld), flags.value()}};
+}
+
+PlanKey key_of(const LinearWeightGradient& args) {
+  Flags flags;
+  flags.put(static_cast<std::uint64_t>(args.dz.dtype), 3);
+  flags.put(static_cast<std::uint64_t>(args.dw.dtype), 3);
+  flags.put(static_cast<std::uint64_t>(args.bias.dtype), 3);
+  flags.put(args.c.data != nullptr, 1);
+  flags.put(args.c.data == args.dw.data, 1);
+  flags.put(args.bias_c.data != nullptr, 1);
+  for (const void* pointer : {args.dz.data, args.x.data, args.c.data, static_cast<const void*>(args.dw.data)}) {
+    flags.put(pointer);
+  }
+  return {{word(args.dz.rows), word(args.dw.rows), word(args.dw.cols), word(args.dz.ld), word(args.x.ld),
+           word(args.dw.ld), args.c.data ? word(args.c.ld) : 0, 0, flags.value()}};
+}
+
+/// Copies of a step's operands, in one block of memory and filled with normal values.
+class Operands {
+ public:
+  Operands(const CudaExecution& execution, CudaBackend& backend) : execution_(execution), backend_(backend) {}
+  ~Operands() {
+    if (block_) backend_.release(block_);
+  }
+  Operands(const Operands&) = delete;
+  Operands& operator=(const Operands&) = delete;
+
+  /// Runs `assign`, which calls take() for each operand, twice: to add up the sizes, and to hand out the memory.
+  /// False if there is not enough.
+  template <class F>
+  bool allocate(F&& assign) {
+    assign();
+    block_ = backend_.allocate(static_cast<std::size_t>(std::max<std::int64_t>(used_, 1)));
+    if (!block_) return false;
+    backend_.stream().synchronize();  // they are used on another stream
+    used_ = 0;
+    assign();
+    return true;
+  }
+
+  /// Memory for `elements`; null for null.
+  void* take(const void* like, std::int64_t elements, Dtype dtype) {
+    if (!like) return nullptr;
+    constexpr std::int64_t kAlignment = 256;
+    const std::int64_t offset = alignment_of(like) % kAlignment;
+    auto* data = block_ ? static_cast<std::byte*>(block_) + used_ + offset : nullptr;
+    used_ += (offset + elements * static_cast<std::int64_t>(size_of(dtype)) + kAlignment - 1) / kAlignment * kAlignment;
+    // Also for masks, which any bits are.
+    if (block_) fill_normal(execution_, {data, elements, dtype}, ++seed_);
+    return data;
+  }
+
+ private:
+  const CudaExecution& execution_;
+  CudaBackend& backend_;
+  void* block_ = nullptr;
+  std::int64_t used_ = 0;
+  std::uint32_t seed_ = 100;
+};
+
+/// Restores counters that measurement would move.
+class CountersKept {
+ public:
+  explicit CountersKept(Counters& counters) : counters_(counters), before_(counters) {}
+  ~CountersKept() {
+    before_.plan_misses = counters_.plan_misses;
+    before_.plan_evictions = counters_.plan_evictions;
+    before_.plans_measured = counters_.plans_measured;
+    before_.rejected_candidates = counters_.rejected_candidates;
+    counters_ = before_;
+  }
+  CountersKept(const CountersKept&) = delete;
+  CountersKept& operator=(const CountersKept&) = delete;
+
+ private:
+  Counters& counters_;
+  Counters before_;
+};
+
+std::string name_of_way(const InputGradientWay& way) {
+  std::string name(name_of(way.strategy));
+  if (way.blocks > 1) name += detail::format(" in {} blocks", way.blocks);
+  return name;
+}
+std::string name_of_way(BiasWay way) { return way == BiasWay::in_product ? "BGRADB" : "product and column sum"; }
+
+/// Times every way and reports them, the one to use first.
+template <class Way, class Run>
+PlanReport measure(const CudaExecution& aside, Stopwatch& stopwatch, std::vector<Way>& ways, const Run& run) {
+  std::vector<std::function<void()>> calls;
+  for (const Way& way : ways) {
+    run(way);  // makes the plans of its products
+    calls.emplace_back([&run, &way] { run(way); });
+  }
+  stopwatch.stream().synchronize();
+  const std::vector<double> us = stopwatch.compare(calls, kBudgetUs);
+  stopwatch.stream().synchronize();
+  ++aside.state.counters().plans_measured;
+  const std::vector<int> order = order_of(us);
+  std::vector<Way> sorted;
+  PlanReport report;
+  for (const int index : order) {
+    const auto i = static_cast<std::size_t>(index);
+    sorted.push_back(ways[i]);
+    report.candidates.push_back({name_of_way(ways[i]), us[i]});
+  }
+  ways = std::move(sorted);
+  return report;
+}
+
+std::string text_of(const PlanReport& report) {
+  std::string text;
+  for (const PlanReport::Candidate& candidate : report.candidates) {
+    text += detail::format("{}{} {:.1f} us", text.empty() ? "" : ", ", candidate.name, candidate.us);
+  }
+  return text;
+}
+
+std::int64_t cache_bytes(int device) {
+  int bytes = 0;
+  FUSEGRAD_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device));
+  return bytes;
+}
+
+}  // namespace
+
+const InputGradientWay* LinearWays::input_gradient(const CudaExecution& execution, const LinearInputGradient& args,
+                                                   Strategy preferred, bool fusable) {
+  const PlanKey key = key_of(args);
+  if (const auto found = input_gradients_.find(key); found != input_gradients_.end()) return &found->second.way;
+  Blaslt& blaslt = execution.state.blaslt();
+  if (!blaslt.may_search()) return nullptr;
+
+  const bool with_bias = args.bias.data != nullptr;
+  std::vector<InputGradientWay> ways{{.strategy = preferred}};
+  const auto add = [&](const InputGradientWay& way) {
+    if (way.strategy != preferred || way.blocks > 1) ways.push_back(way);
+  };
+  add({.strategy = Strategy::pass});
+  const std::int64_t bytes = args.dx.rows * args.dx.cols * static_cast<std::int64_t>(size_of(args.dx.dtype));
+  const std::int64_t half = cache_bytes(execution.state.device()) / 2;
+  if (half > 0 && bytes > 2 * half)
+    add({.strategy = Strategy::pass, .blocks = static_cast<int>((bytes + half - 1) / half)});
+  if (fusable && (!with_bias || args.bias.dtype == args.dx.dtype)) add({.strategy = Strategy::epilogue});
+  if (fusable && with_bias && args.bias_inputs > 0) add({.strategy = Strategy::split});
+
+  Choice<InputGradientWay> choice{.way = ways.front()};
+  if (ways.size() > 1) {
+    Stopwatch& stopwatch = blaslt.stopwatch();
+    const CudaExecution aside{stopwatch.stream().get(), execution.state};
+    const CountersKept kept(execution.state.counters());
+    Operands operands(aside, execution.state.backend());
+    LinearInputGradient step = args;
+    LinearWeightGradient below;
+    const std::int64_t inputs = with_bias ? args.bias_inputs : 0;
+    const auto assign = [&] {
+      step.dz.data = operands.take(args.dz.data, args.dz.rows * args.dz.ld, args.dz.dtype);
+      step.w.data = operands.take(args.w.data, args.w.rows * args.w.ld, args.w.dtype);
+      step.dx.data = operands.take(args.dx.data, args.dx.rows * args.dx.ld, args.dx.dtype);
+      step.c.data = args.c.data == args.dx.data ? step.dx.data
+                                                : operands.take(args.c.data, args.c.rows * args.c.ld, args.c.dtype);
+      const std::int64_t mask_words = mask_bytes(args.dx.rows, args.dx.cols) / 4;
+      step.mask = static_cast<const std::uint8_t*>(operands.take(args.mask, mask_words, Dtype::f32));
+      const ConstMatrix& saved = args.pre_activation;
+      step.pre_activation.data = operands.take(saved.data, saved.rows * saved.ld, saved.dtype);
+      step.bias.data = operands.take(args.bias.data, args.bias.size, args.bias.dtype);
+      step.bias_c.data = args.bias_c.data ? step.bias.data : nullptr;
+      if (inputs == 0) return;
+      const Dtype wide = accumulation_dtype(args.dx.dtype);
+      below.dz = step.dx;
+      below.x = {operands.take(args.dx.data, args.dx.rows * inputs, args.dx.dtype), args.dx.rows, inputs, inputs,
+                 args.dx.dtype};
+      below.dw = {operands.take(args.dx.data, args.dx.cols * inputs, wide), args.dx.cols, inputs, inputs, wide};
+    };
+    if (!operands.allocate(assign)) return nullptr;
+    const auto run = [&](const InputGradientWay& way) {
+      const kernels::FusedResult result = run_input_gradient(aside, step, way);
+      if (inputs == 0) return;
+      LinearWeightGradient next = below;
+      if (!result.bias_gradient) {
+        next.bias = step.bias;
+        next.bias_c = step.bias_c;
+      }
+      linear_weight_gradient(aside, next);
+    };
+    choice.report = measure(aside, stopwatch, ways, run);
+    choice.way = ways.front();
+    choice.report.what = detail::format("backward step, dx {} x {} x {} {}", args.dx.rows, args.dx.cols, args.dz.cols,
+                                        fusegrad::name_of(args.dx.dtype));
+    if (inputs != 0) choice.report.what += detail::format(", with dw {} x {} below", args.dx.cols, inputs);
+    choice.way.note =
+        *texts_
+             .insert(detail::format("dx: {}{}; measured{}: {}", name_of_way(choice.way),
+                                    choice.way.strategy == Strategy::pass ? "" : " in the product",
+                                    inputs != 0 ? " with the weight gradient below" : "", text_of(choice.report)))
+             .first;
+  }
+  return &input_gradients_.emplace(key, std::move(choice)).first->second.way;
+}
+
+const BiasWay* LinearWays::bias_gradient(const CudaExecution& execution, const LinearWeightGradient& args) {
+  const PlanKey key = key_of(args);
+  if (const auto found = bias_gradients_.find(key); found != bias_gradients_.end()) return &found->second.way;
+  Blaslt& blaslt = execution.state.blaslt();
+  if (!blaslt.may_search()) return nullptr;
+  Stopwatch& stopwatch = blaslt.stopwatch();
+  const CudaExecution aside{stopwatch.stream().get(), execution.state};
+  const CountersKept kept(execution.state.counters());
+  Operands operands(aside, execution.state.backend());
+  LinearWeightGradient step = args;
+  const auto assign = [&] {
+    step.dz.data = operands.take(args.dz.data, args.dz.rows * args.dz.ld, args.dz.dtype);
+    step.x.data = operands.take(args.x.data, args.x.rows * args.x.ld, args.x.dtype);
+    step.dw.data = operands.take(args.dw.data, args.dw.rows * args.dw.ld, args.dw.dtype);
+    step.c.data =
+        args.c.data == args.dw.data ? step.dw.data : operands.take(args.c.data, args.c.rows * args.c.ld, args.c.dtype);
+    step.bias.data = operands.take(args.bias.data, args.bias.size, args.bias.dtype);
+    step.bias_c.data = args.bias_c.data ? step.bias.data : nullptr;
+  };
+  if (!operands.allocate(assign)) return nullptr;
+  std::vector<BiasWay> ways{BiasWay::in_product, BiasWay::column_sum};
+  Choice<BiasWay> choice;
+  choice.report = measure(aside, stopwatch, ways, [&](BiasWay way) { run_weight_gradient(aside, step, way); });
+  choice.report.what = detail::format("bias gradient with dw {} x {} x {} {}", args.dw.rows, args.dw.cols, args.dz.rows,
+                                      fusegrad::name_of(args.dz.dtype));
+  choice.way = ways.front();
+  return &bias_gradients_.emplace(key, std::move(choice)).first->second.way;
+}
+
+std::vector<PlanReport> LinearWays::reports() const {
+  std::vector<PlanReport> all;
+  const auto add = [&](const auto& choices) {
+    for (const auto& [key, choice] : choices) {
+      if (!choice.report.candidates.empty()) all.push_back(choice.report);
+    }
+  };
+  add(input_gradients_);
+  add(bias_gradients_);
+  std::ranges::sort(all, {}, &PlanReport::what);
+  return all;
+}
+
+std::shared_ptr<LinearWays> make_linear_ways() { return std::make_shared<LinearWays>(); }
+
+}  // namespace fusegrad::detail

@@ -1,0 +1,67 @@
+// The ways in which one fused backward step can run, and the choice among them. Not installed.
+//
+// Without measurement the choice is by rank. With it, each way that is eligible is timed once for each shape, together
+// with the weight gradient of the layer below where that makes the bias gradient (strategy split), in memory of its
+// own. A way replaces the preferred one only if it is faster by more than kWorthwhile.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include <fusegrad/autograd/cuda/cuda_state.h>
+#include <fusegrad/ops/cuda/blaslt.h>
+#include <fusegrad/ops/linear_kernels.h>
+
+namespace fusegrad::kernels {
+
+/// How dx, its activation gradient and its bias gradient are made.
+struct InputGradientWay {
+  Strategy strategy = Strategy::pass;
+  int blocks = 1;              ///< pass: blocks of rows, each of which stays in the second-level cache for its pass
+  std::string_view note = {};  ///< why
+};
+
+/// How the bias gradient is made that the weight gradient is asked for.
+enum class BiasWay : std::uint8_t { in_product, column_sum };
+
+FusedResult run_input_gradient(const CudaExecution& execution, const LinearInputGradient& args,
+                               const InputGradientWay& way);
+FusedResult run_weight_gradient(const CudaExecution& execution, const LinearWeightGradient& args, BiasWay way);
+
+}  // namespace fusegrad::kernels
+
+namespace fusegrad::detail {
+
+/// What has been measured, by shape.
+class LinearWays {
+ public:
+  /// The measured way for `args`, which is measured now if it was not before. `preferred` is the way without
+  /// measurement; `fusable`: a product can apply the activation gradient. Null if it cannot be measured now.
+  const kernels::InputGradientWay* input_gradient(const CudaExecution& execution,
+                                                  const kernels::LinearInputGradient& args, Strategy preferred,
+                                                  bool fusable);
+  /// The same for the bias gradient of a weight gradient; without measurement it is made in the product.
+  const kernels::BiasWay* bias_gradient(const CudaExecution& execution, const kernels::LinearWeightGradient& args);
+
+  /// What has been chosen so far.
+  std::vector<PlanReport> reports() const;
+
+ private:
+  template <class Way>
+  struct Choice {
+    Way way = {};
+    PlanReport report = {};
+  };
+  template <class Way>
+  using Choices = std::unordered_map<PlanKey, Choice<Way>, PlanKeyHash>;
+
+  Choices<kernels::InputGradientWay> input_gradients_;
+  Choices<kernels::BiasWay> bias_gradients_;
+  std::set<std::string> texts_;  // notes, which tapes point to
+};
+
+}  // namespace fusegrad::detail

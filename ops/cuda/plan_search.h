@@ -1,0 +1,49 @@
+// Finds the best algorithm of a product among candidates: by measurement if that is wanted, and never a wrong one. Not
+// installed.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <fusegrad/autograd/cuda/stopwatch.h>
+#include <fusegrad/autograd/execution.h>
+#include <fusegrad/ops/cuda/trial.h>
+
+namespace fusegrad::detail {
+
+/// One of cuBLASLt's algorithms with its configuration, as the library packs it.
+struct Algorithm {
+  std::array<std::uint64_t, 8> words = {};
+  bool operator==(const Algorithm&) const = default;
+};
+
+/// Enqueues the product with an algorithm on a stream. False if the algorithm does not do it.
+using LaunchProduct = std::function<bool(const LtProduct&, const Algorithm&, CUstream_st*)>;
+
+struct SearchResult {
+  int chosen = -1;                  ///< index of the algorithm to use; -1: none is right
+  std::vector<double> us = {};      ///< of each candidate; negative: refused; empty: not measured
+  int rejected = 0;                 ///< candidates that gave wrong results
+  std::string_view rejection = {};  ///< what was wrong with the first of those; lives for ever
+};
+
+/// Whether candidates are timed. A verified order of preference needs no clock, and repeats from run to run.
+enum class Clock : std::uint8_t { stopped, running };
+
+/// A candidate replaces one that ranks before it only if it is faster by more than this share.
+inline constexpr double kWorthwhile = 0.03;
+
+/// Chooses among `candidates`, the preferred one first. With a running clock the fastest is tried before the preferred
+/// one if that is worthwhile. The first that passes verification is chosen. Errors: CudaError.
+SearchResult search(const CudaExecution& execution, Stopwatch& stopwatch, Trial& trial,
+                    std::span<const Algorithm> candidates, const LaunchProduct& launch, Clock clock);
+
+/// Indices of ways that took `us` microseconds (negative: it did not run), in the order in which to try them: those
+/// that are worthwhile by the clock, fastest first, then all others as they rank.
+std::vector<int> order_of(std::span<const double> us);
+
+}  // namespace fusegrad::detail
