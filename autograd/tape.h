@@ -95,7 +95,8 @@ class Tape {
   Mode mode() const;
   Fusion fusion() const;
 
-  /// A constant. Errors: DeviceError if the tensor is on another context; DtypeError if it is not floating-point.
+  /// A constant, used where it is. Errors: DeviceError if the tensor is on another context; DtypeError if it is not
+  /// floating-point.
   Var input(const Tensor& value);
   /// A leaf that gets a gradient. Errors: as input().
   Var variable(const Tensor& value);
