@@ -7,11 +7,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include <fusegrad/autograd/context.h>
 #include <fusegrad/autograd/dtype.h>
 
 namespace fusegrad::detail {
+
+class Uploads;  // uploads.h
 
 /// Raw memory of one device. Blocks are aligned to 256 bytes.
 class Backend {
@@ -30,6 +33,9 @@ class Backend {
   /// Writes `count` elements, each rounded once to `to_dtype`, which is floating-point. The ranges do not overlap.
   virtual void convert(void* to, Dtype to_dtype, const void* from, Dtype from_dtype, std::size_t count) = 0;
   virtual void synchronize() = 0;
+  /// Copies from `slots` staging blocks of `bytes` each, which run beside other work where the device can do that; this
+  /// one's do not. The backend outlives them. Errors: OutOfMemoryError; CudaError.
+  virtual std::unique_ptr<Uploads> uploads(std::size_t bytes, int slots);
 };
 
 }  // namespace fusegrad::detail

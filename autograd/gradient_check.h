@@ -27,7 +27,8 @@ struct GradientCheckOptions {
   /// A difference passes if it is at most absolute + relative * |gradient| plus the rounding error of the stencil.
   double absolute = 1e-10;
   double relative = 1e-9;
-  /// Also check the gradients of these parameters, which the function uses.
+  /// Also check the gradients of these parameters, which the function uses. Parameters that are not named here count
+  /// as constants: their gradients are not checked.
   std::optional<ParameterSet> parameters = std::nullopt;
   /// Above this number of coordinates in all, random directions are checked instead of every coordinate.
   std::int64_t max_coordinates = 4096;

@@ -77,7 +77,8 @@ class ParameterSet {
   explicit ParameterSet(const Context& context, Dtype dtype = Dtype::f32);
 
   /// Adds a parameter. `name` is unique within the set, not empty, at most 256 bytes, without control characters.
-  /// Errors: ValueError for the name; StateError once the set was used.
+  /// Errors: ValueError for the name or an empty initializer; StateError once the set was used: by an optimizer,
+  /// a tape, a file of weights, or a look at a value.
   Parameter add(std::string name, const Shape& shape, Initializer initializer);
 
   const Context& context() const;

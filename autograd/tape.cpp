@@ -74,8 +74,9 @@ Var TapeState::add_leaf(NodeKind kind, std::string_view op, const Tensor& value,
   check_open(op);
   require<DtypeError>(value.defined() && is_floating(value.dtype()), "{}: the tensor must be floating-point, got {}",
                       op, value.defined() ? name_of(value.dtype()) : "an empty handle");
-  require<DeviceError>(value.context() == *context, "{}: the tensor must be on the tape's context ({})", op,
-                       context->device().to_string());
+  require<DeviceError>(value.context() == *context,
+                       "{}: the tensor must be on the tape's context ({}), got one on another context ({})", op,
+                       context->device().to_string(), value.device().to_string());
   Node node;
   node.op = op;
   node.kind = kind;
@@ -92,7 +93,9 @@ const Node& TapeState::node(const Var& var, std::string_view who) const {
 
 std::uint32_t TapeState::differentiable(const Var& var, std::string_view who) const {
   const Node& checked = node(var, who);
-  require<StateError>(checked.needs_gradient, "{}: {} depends on nothing that gets a gradient", who, checked.op);
+  require<StateError>(checked.needs_gradient,
+                      "{}: {} depends on nothing that gets a gradient: no variable, no unfrozen parameter", who,
+                      checked.op);
   check_open(who);
   return var.index_;
 }

@@ -95,7 +95,8 @@ class Tape {
   Mode mode() const;
   Fusion fusion() const;
 
-  /// A constant. Errors: DeviceError if the tensor is on another context; DtypeError if it is not floating-point.
+  /// A constant, used where it is. Errors: DeviceError if the tensor is on another context; DtypeError if it is not
+  /// floating-point.
   Var input(const Tensor& value);
   /// A leaf that gets a gradient. Errors: as input().
   Var variable(const Tensor& value);
@@ -121,12 +122,14 @@ class Tape {
   /// True if gradient(var) would return one. Errors: StateError if the Var is stale.
   bool has_gradient(const Var& var) const;
   /// Keeps the complete gradient of an intermediate value, before its op's activation gradient is applied.
+  /// Errors: StateError for a stale Var, a spent tape or a Var that depends on nothing that gets a gradient.
   void retain_gradient(const Var& var);
   /// Calls `hook` with the complete gradient of `var`, before its op's activation gradient is applied; for a variable
   /// or a parameter that includes what earlier backwards left. Hooks run in the reverse order of recording, several of
   /// one value in the order in which they were added; they may not record, nor start another backward.
+  /// Errors: as retain_gradient; ValueError for an empty hook.
   void on_gradient(const Var& var, GradientHook hook);
-  /// Keeps the value readable after backward.
+  /// Keeps the value readable after backward. Errors: StateError for a stale Var or a spent tape.
   void keep(const Var& var);
 
   /// Forgets all nodes. Every Var of this tape becomes stale.

@@ -59,13 +59,15 @@ class Tensor {
   /// A handle to nothing; `defined()` is false and every accessor but that one throws StateError.
   Tensor() = default;
 
-  /// Uninitialised memory. Errors: OutOfMemoryError.
+  /// Uninitialised memory. Errors: OutOfMemoryError; ShapeError if the bytes do not fit 64 bits. What makes a tensor
+  /// of its own below has the same errors.
   static Tensor empty(const Context& context, const Shape& shape, Dtype dtype);
+  /// Every element is 0.
   static Tensor zeros(const Context& context, const Shape& shape, Dtype dtype);
   /// Every element is `value`, rounded to `dtype`. Errors: ValueError if an integer dtype cannot hold it.
   static Tensor full(const Context& context, const Shape& shape, Dtype dtype, double value);
-  /// A copy of `values`, in row-major order, as their own dtype. Errors: ShapeError if their number is not
-  /// shape.size().
+  /// A copy of `values`, in row-major order, as their own dtype. T: double, float, bf16, f16, std::int32_t or
+  /// std::uint8_t. Errors: ShapeError if their number is not shape.size().
   template <class T>
   static Tensor from(const Context& context, const Shape& shape, std::span<const T> values);
   template <class T>
@@ -77,7 +79,8 @@ class Tensor {
     return from(context, shape, std::span<const T>(values.begin(), values.size()));
   }
   /// A tensor over the caller's memory on the context's device, which must outlive every handle and view of it.
-  /// Memory: shape.size() elements, row-major, aligned to the element.
+  /// Memory: shape.size() elements, row-major, aligned to the element, and not const: a tensor may be written to.
+  /// Errors: ValueError if `data` is null or not aligned.
   template <class T>
   static Tensor borrow(const Context& context, const Shape& shape, T* data) {
     return borrow_raw(context, shape, dtype_of<T>, data);
@@ -120,9 +123,11 @@ class Tensor {
   }
 
   /// A copy as another floating-point dtype, rounded once to nearest even; or as f32 or f64 from an integer one.
+  /// Errors: DtypeError for an integer dtype that is not the tensor's own.
   Tensor to(Dtype dtype) const;
   /// A copy on another context.
   Tensor to(const Context& context) const;
+  /// A copy on the same context.
   Tensor clone() const;
 
   /// The same elements under another shape; shares memory. Errors: ShapeError if the sizes differ.

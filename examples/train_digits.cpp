@@ -54,10 +54,14 @@ std::optional<int> parse(int argc, char** argv, Options& options) {
       ->check(CLI::PositiveNumber);
   const std::map<std::string, fg::Dtype> dtypes{
       {"f64", fg::Dtype::f64}, {"f32", fg::Dtype::f32}, {"bf16", fg::Dtype::bf16}, {"f16", fg::Dtype::f16}};
-  app.add_option("--dtype", options.dtype, "f64, f32, bf16 or f16")->transform(CLI::CheckedTransformer(dtypes));
+  app.add_option_function<std::string>(
+         "--dtype", [&](const std::string& name) { options.dtype = dtypes.at(name); }, "f64, f32, bf16 or f16")
+      ->check(CLI::IsMember(dtypes));
   const std::map<std::string, fg::MathMode> maths{{"fp32", fg::MathMode::fp32}, {"tf32", fg::MathMode::tf32}};
-  app.add_option("--math", options.math, "fp32, or tf32 for a GPU's faster and coarser products of f32")
-      ->transform(CLI::CheckedTransformer(maths));
+  app.add_option_function<std::string>(
+         "--math", [&](const std::string& name) { options.math = maths.at(name); },
+         "fp32, or tf32 for a GPU's faster and coarser products of f32")
+      ->check(CLI::IsMember(maths));
   app.add_option("--learning-rate", options.learning_rate, "of AdamW")->check(CLI::PositiveNumber);
   app.add_option("--seed", options.seed, "of the initial weights and of the order of the rows");
   const auto data = app.add_option("--data", options.data, "a CSV file: pixels, then the label, in each row");

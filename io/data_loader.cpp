@@ -9,6 +9,7 @@
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/dtype_visit.h>
 #include <fusegrad/autograd/random.h>
+#include <fusegrad/autograd/uploads.h>
 #include <fusegrad/io/data_loader.h>
 
 namespace fusegrad {
@@ -52,24 +53,28 @@ void gather(const From* from, std::span<const std::uint32_t> rows, std::int64_t 
   }
 }
 
-/// The named rows of a host table as a new tensor on `context`.
-Tensor gather_batch(const Context& context, const Tensor& table, std::span<const std::uint32_t> rows, Dtype dtype) {
-  const auto count = static_cast<std::int64_t>(rows.size());
-  const std::int64_t width = table.size() / table.shape()[0];
-  const Shape shape = table.shape().rank() == 1 ? Shape{count} : Shape{count, width};
-  const bool on_host = context.device().type == DeviceType::cpu;
-  Tensor batch = Tensor::empty(on_host ? context : table.context(), shape, dtype);
+/// Elements in a row of a dataset's table.
+std::int64_t width_of(const Tensor& table) { return table.size() / table.shape()[0]; }
 
+/// An uninitialised tensor for `rows` rows of a table.
+Tensor empty_rows(const Context& context, const Tensor& table, std::int64_t rows, Dtype dtype) {
+  return Tensor::empty(context, table.shape().rank() == 1 ? Shape{rows} : Shape{rows, width_of(table)}, dtype);
+}
+
+/// Writes the named rows of a table to host memory, as `dtype`.
+void gather_rows(detail::ThreadPool& pool, const Tensor& table, std::span<const std::uint32_t> rows, Dtype dtype,
+                 void* to) {
+  const auto count = static_cast<std::int64_t>(rows.size());
+  const std::int64_t width = width_of(table);
   const auto copy = [&]<class From, class To>() {
     const From* from = table.data<From>().data();
-    To* to = batch.mutable_data<To>().data();
     constexpr std::int64_t kTaskElements = 1 << 16;
     const std::int64_t task_rows = std::max<std::int64_t>(1, kTaskElements / std::max<std::int64_t>(1, width));
     const std::int64_t tasks = (count + task_rows - 1) / task_rows;
-    context.state().pool().run(tasks, [&](std::int64_t task, int) {
+    pool.run(tasks, [&](std::int64_t task, int) {
       const std::int64_t first = task * task_rows;
       const std::int64_t last = std::min(first + task_rows, count);
-      gather(from, rows.subspan(first, last - first), width, to + first * width);
+      gather(from, rows.subspan(first, last - first), width, static_cast<To*>(to) + first * width);
     });
   };
   if (table.dtype() == Dtype::i32) {
@@ -77,7 +82,6 @@ Tensor gather_batch(const Context& context, const Tensor& table, std::span<const
   } else {
     detail::visit_floating(dtype, [&]<class To>() { copy.template operator()<float, To>(); });
   }
-  return on_host ? batch : batch.to(context);
 }
 
 void check_range(const Tensor& table, Dtype dtype, const char* what) {
@@ -94,7 +98,41 @@ void check_range(const Tensor& table, Dtype dtype, const char* what) {
   });
 }
 
+/// Labels or targets.
+const Tensor& label_table(const Dataset& dataset) {
+  return dataset.is_classification() ? dataset.labels() : dataset.targets();
+}
+
+Dtype label_dtype(const Dataset& dataset, Dtype dtype) {
+  return dataset.is_classification() ? Dtype::i32 : accumulation_dtype(dtype);
+}
+
+std::size_t bytes_of(const Tensor& table, std::int64_t rows, Dtype dtype) {
+  return static_cast<std::size_t>(rows * width_of(table)) * size_of(dtype);
+}
+
+/// Where the labels of a batch are staged: behind x, aligned.
+std::size_t label_offset(std::size_t x_bytes) {
+  constexpr std::size_t kAlignment = 256;
+  return (x_bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 }  // namespace
+
+/// A batch on its way to a GPU.
+struct detail::BatchAhead {
+  /// Gives the batch up.
+  void drop() {
+    if (!batch) return;
+    uploads->join();  // its memory goes back to the context, whose work must not overtake the copies
+    batch.reset();
+  }
+
+  Context context;
+  std::optional<Batch> batch = std::nullopt;
+  std::int64_t index = 0;            // of the batch in its epoch
+  std::unique_ptr<Uploads> uploads;  // last: destroyed first, it waits for the copies into the batch
+};
 
 DataLoader::DataLoader(const Context& context, Dataset dataset, const DataLoaderOptions& options)
     : context_(context), dataset_(std::move(dataset)), options_(options) {
@@ -109,10 +147,21 @@ DataLoader::DataLoader(const Context& context, Dataset dataset, const DataLoader
   check_range(dataset_.features(), options.dtype, "feature");
   order_.resize(static_cast<std::size_t>(dataset_.size()));
   std::iota(order_.begin(), order_.end(), 0u);
+  if (context_.device().type == DeviceType::cpu) return;
+  const auto most = static_cast<std::int64_t>(rows(0).size());
+  const std::size_t bytes = label_offset(bytes_of(dataset_.features(), most, options.dtype)) +
+                            bytes_of(label_table(dataset_), most, label_dtype(dataset_, options.dtype));
+  ahead_ = std::make_unique<detail::BatchAhead>(detail::BatchAhead{
+      .context = context_, .uploads = context_.state().backend().uploads(bytes, size() > 1 ? 2 : 1)});
 }
+
+DataLoader::~DataLoader() = default;
+DataLoader::DataLoader(DataLoader&& other) noexcept = default;
+DataLoader& DataLoader::operator=(DataLoader&& other) noexcept = default;
 
 DataLoader::Iterator DataLoader::begin() {
   require<StateError>(epoch_ < kMostEpochs, "data loader: there is no epoch after {}", kMostEpochs - 1);
+  if (ahead_) ahead_->drop();
   if (options_.shuffle_seed) shuffle(order_, *options_.shuffle_seed, epoch_);
   ++epoch_;
   return {this, ++passes_};
@@ -130,14 +179,56 @@ void DataLoader::set_epoch(std::int64_t epoch) {
   epoch_ = epoch;
 }
 
-Batch DataLoader::load(std::int64_t index) {
+std::span<const std::uint32_t> DataLoader::rows(std::int64_t index) const {
   const std::int64_t first = index * options_.batch_size;
-  const std::int64_t count = std::min(options_.batch_size, dataset_.size() - first);
-  const auto rows = std::span<const std::uint32_t>(order_).subspan(first, count);
-  const bool classes = dataset_.is_classification();
-  return {.x = gather_batch(context_, dataset_.features(), rows, options_.dtype),
-          .label = classes ? gather_batch(context_, dataset_.labels(), rows, Dtype::i32)
-                           : gather_batch(context_, dataset_.targets(), rows, accumulation_dtype(options_.dtype))};
+  return std::span(order_).subspan(first, std::min(options_.batch_size, dataset_.size() - first));
+}
+
+Batch DataLoader::empty_batch(std::int64_t rows) const {
+  return {.x = empty_rows(context_, dataset_.features(), rows, options_.dtype),
+          .label = empty_rows(context_, label_table(dataset_), rows, label_dtype(dataset_, options_.dtype))};
+}
+
+/// Writes batch `index` of the epoch to host memory.
+void DataLoader::fill(std::int64_t index, void* x, void* label) const {
+  detail::ThreadPool& pool = context_.state().pool();
+  gather_rows(pool, dataset_.features(), rows(index), options_.dtype, x);
+  gather_rows(pool, label_table(dataset_), rows(index), label_dtype(dataset_, options_.dtype), label);
+}
+
+/// Sends batch `index` of the epoch on its way.
+void DataLoader::start(std::int64_t index) {
+  ahead_->drop();
+  std::byte* const staged = ahead_->uploads->stage();
+  Batch batch = empty_batch(static_cast<std::int64_t>(rows(index).size()));
+  const auto x_bytes = static_cast<std::size_t>(batch.x.bytes());
+  const auto label_bytes = static_cast<std::size_t>(batch.label.bytes());
+  const std::size_t offset = label_offset(x_bytes);
+  fill(index, staged, staged + offset);
+  ahead_->uploads->start({{.to = batch.x.mutable_raw(), .offset = 0, .bytes = x_bytes},
+                          {.to = batch.label.mutable_raw(), .offset = offset, .bytes = label_bytes}});
+  ahead_->batch = std::move(batch);
+  ahead_->index = index;
+}
+
+Batch DataLoader::load(std::int64_t index) {
+  if (!ahead_) {
+    Batch batch = empty_batch(static_cast<std::int64_t>(rows(index).size()));
+    fill(index, batch.x.mutable_raw(), batch.label.mutable_raw());
+    return batch;
+  }
+  if (!ahead_->batch || ahead_->index != index) start(index);
+  ahead_->uploads->join();
+  Batch batch = std::move(*ahead_->batch);
+  ahead_->batch.reset();
+  if (index + 1 < size()) {
+    try {
+      start(index + 1);
+    } catch (const OutOfMemoryError&) {
+      // There is no room for two batches: the next one is loaded when it is asked for.
+    }
+  }
+  return batch;
 }
 
 Batch DataLoader::Iterator::operator*() const {

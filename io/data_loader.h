@@ -4,6 +4,10 @@
 //   for (int epoch = 0; epoch < 30; ++epoch)
 //     for (auto [x, label] : batches) { ... }
 //
+// On a GPU the loader copies ahead: while a step runs on one batch, the next one is gathered into page-locked memory
+// and copied on a stream of its own. What a program has on the GPU already needs no loader: a tensor there, made by ops
+// or borrowed, is an input of a tape and a label or target of a loss as it is.
+//
 // The order of an epoch is a pure function of the seed and the epoch's number: the same on every device, with any
 // number of threads, and after a resume with set_epoch().
 #pragma once
@@ -11,7 +15,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <fusegrad/autograd/context.h>
@@ -19,6 +25,10 @@
 #include <fusegrad/io/dataset.h>
 
 namespace fusegrad {
+
+namespace detail {
+struct BatchAhead;
+}
 
 struct DataLoaderOptions {
   /// Rows in a batch, at least 1. May exceed the dataset: then there is one batch.
@@ -38,17 +48,25 @@ struct Batch {
 };
 
 /// Cuts a dataset into batches. A batch belongs to whoever holds it: the loader never writes to it again. Its memory
-/// comes from the context's cache, so that after the first epoch iterating allocates nothing.
+/// comes from the context's cache, so that after the first epoch iterating allocates nothing. On a GPU a batch is ready
+/// in the order of the context's stream, and the loader holds, beside the batch in use, one more on the device (none if
+/// there is no memory for it) and two in page-locked memory. A loader may be left in the middle of an epoch and
+/// destroyed at any time; any number of them share a context.
 class DataLoader {
  public:
   class Iterator;
 
   /// Keeps the dataset alive. Errors: ValueError if batch_size is less than 1, if drop_last leaves no batch, if the
   /// dataset has 2^32 rows or more, or, with row and value, for a number that `dtype` cannot hold (f16 ends at 65504);
-  /// DtypeError unless `dtype` is floating-point.
+  /// DtypeError unless `dtype` is floating-point; OutOfMemoryError; CudaError.
   DataLoader(const Context& context, Dataset dataset, const DataLoaderOptions& options = {});
+  ~DataLoader();
+  /// Iterators of `other` are then invalid.
+  DataLoader(DataLoader&& other) noexcept;
+  DataLoader& operator=(DataLoader&& other) noexcept;
 
-  /// Starts epoch number epoch() and counts it. Iterators of earlier epochs are then invalid.
+  /// Starts epoch number epoch() and counts it. Iterators of earlier epochs are then invalid. Errors: StateError after
+  /// epoch 2^32 - 1; CudaError.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -62,6 +80,10 @@ class DataLoader {
 
  private:
   Batch load(std::int64_t index);
+  Batch empty_batch(std::int64_t rows) const;
+  void fill(std::int64_t index, void* x, void* label) const;
+  void start(std::int64_t index);
+  std::span<const std::uint32_t> rows(std::int64_t index) const;
 
   Context context_;
   Dataset dataset_;
@@ -69,6 +91,7 @@ class DataLoader {
   std::int64_t epoch_ = 0;
   std::uint64_t passes_ = 0;  // calls of begin(), to know an old iterator
   std::vector<std::uint32_t> order_;
+  std::unique_ptr<detail::BatchAhead> ahead_;  // null on a CPU
 };
 
 /// An input iterator over the batches of one epoch; each `*` makes the batch.
@@ -78,7 +101,8 @@ class DataLoader::Iterator {
   using difference_type = std::ptrdiff_t;
   using value_type = Batch;
 
-  /// Errors: StateError if another epoch was begun since; OutOfMemoryError.
+  /// Errors: StateError if another epoch was begun since, or while the context's stream is being captured;
+  /// OutOfMemoryError; CudaError. After an error the iterator is where it was.
   Batch operator*() const;
   Iterator& operator++() {
     ++index_;

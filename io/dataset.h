@@ -3,8 +3,8 @@
 //   fusegrad::Dataset digits = fusegrad::read_csv("digits.csv", {.label_column = 64});
 //   auto [train, test] = digits.scaled(16).split_every(5);
 //
-// A Dataset lives in host memory and never changes; copies share it. Whatever it holds was checked when it was built:
-// every feature and target is finite, every label is a class index.
+// A Dataset lives in host memory, wherever its tensors were, and never changes; copies share it. Whatever it holds was
+// checked when it was built: every feature and target is finite, every label is a class index.
 #pragma once
 
 #include <cstdint>

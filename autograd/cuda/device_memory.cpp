@@ -3,6 +3,7 @@
 
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/cuda/check.h>
+#include <fusegrad/autograd/cuda/cuda_uploads.h>
 #include <fusegrad/autograd/cuda/device.h>
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/autograd/cuda/elementwise.h>
@@ -113,6 +114,11 @@ void CudaBackend::synchronize() {
   const DeviceFault none;
   copy_from_host(fault_, &none, sizeof none);
   throw ValueError(seen.message());
+}
+
+std::unique_ptr<Uploads> CudaBackend::uploads(std::size_t bytes, int slots) {
+  const DeviceScope scope(device_);
+  return std::make_unique<CudaUploads>(*stream_, bytes, slots);
 }
 
 }  // namespace fusegrad::detail

@@ -45,6 +45,7 @@ class CudaBackend final : public Backend {
   void convert(void* to, Dtype to_dtype, const void* from, Dtype from_dtype, std::size_t count) override;
   /// Errors: CudaError, also of earlier kernels; ValueError for a fault.
   void synchronize() override;
+  std::unique_ptr<Uploads> uploads(std::size_t bytes, int slots) override;
 
  private:
   int device_;

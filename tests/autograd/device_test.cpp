@@ -1,16 +1,19 @@
 // What the engine asks of a device: memory, copies, fills, conversions; the same on each.
 #include "tests/support/device.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/dtype_visit.h>
 #include <fusegrad/autograd/error.h>
 #include <fusegrad/autograd/narrow.h>
 #include <fusegrad/autograd/tensor.h>
+#include <fusegrad/autograd/uploads.h>
 
 namespace fusegrad::test {
 namespace {
@@ -126,6 +129,34 @@ TEST_P(DeviceMemoryTest, ReusesBlocksAndGivesThemBack) {
   EXPECT_EQ(context().memory().cached, 0);
   EXPECT_EQ(context().memory().in_use, before);
   EXPECT_THAT(Tensor::full(context(), {5000}, Dtype::f32, 7).to_vector<float>(), Each(7.0f));
+}
+
+TEST_P(DeviceMemoryTest, UploadsWhatWasStaged) {
+  constexpr std::int64_t kCount = 3000;
+  constexpr std::size_t kBytes = kCount * sizeof(float);
+  for (const int slots : {1, 2, 3}) {
+    std::vector<Tensor> first;
+    std::vector<Tensor> second;
+    const auto uploads = context().state().backend().uploads(2 * kBytes, slots);
+    uploads->join();  // nothing to wait for
+    for (int round = 0; round < 7; ++round) {
+      auto* staged = reinterpret_cast<float*>(uploads->stage());
+      std::fill_n(staged, kCount, static_cast<float>(round));
+      std::fill_n(staged + kCount, kCount, static_cast<float>(round) + 0.5f);
+      for (auto* tensors : {&first, &second}) tensors->push_back(Tensor::full(context(), {kCount}, Dtype::f32, -1));
+      uploads->start({{.to = first.back().mutable_raw(), .offset = 0, .bytes = kBytes},
+                      {.to = second.back().mutable_raw(), .offset = kBytes, .bytes = kBytes},
+                      {.to = second.back().mutable_raw(), .offset = 0, .bytes = 0}});
+    }
+    uploads->join();
+    for (std::size_t round = 0; round < first.size(); ++round) {
+      EXPECT_THAT(first[round].to_vector<float>(), Each(static_cast<float>(round)));
+      EXPECT_THAT(second[round].to_vector<float>(), Each(static_cast<float>(round) + 0.5f));
+    }
+    // They end with a copy under way, before its destination does.
+    uploads->stage();
+    uploads->start({{.to = first[0].mutable_raw(), .offset = 0, .bytes = kBytes}});
+  }
 }
 
 TEST(ContextOptionsTest, TakeTheStrategyFromTheEnvironment) {

@@ -51,7 +51,8 @@ TEST_F(SweepTest, TheRootMustBeComputedFromSomethingDifferentiable) {
   const Var c = tape.input(row({3}));
   const Var x = tape.variable(row({3}));
   EXPECT_THAT([&] { tape.backward(scale(c, 2)); },
-              ThrowsMessage<StateError>("backward: scale depends on nothing that gets a gradient"));
+              ThrowsMessage<StateError>("backward: scale depends on nothing that gets a gradient: no variable, "
+                                        "no unfrozen parameter"));
   EXPECT_THAT([&] { tape.backward(x); },
               ThrowsMessage<StateError>("backward: the root is a variable itself, not computed by any op"));
   ParameterSet set(context_);

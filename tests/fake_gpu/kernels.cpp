@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include <fusegrad/autograd/cuda/cuda_state.h>
 #include <fusegrad/autograd/cuda/elementwise.h>
+#include <fusegrad/autograd/cuda/fault.h>
 #include <fusegrad/autograd/dtype_visit.h>
 #include <fusegrad/autograd/narrow.h>
 #include <fusegrad/ops/activation_kernels.h>
@@ -13,6 +15,7 @@
 #include <fusegrad/ops/mse_loss_kernels.h>
 #include <fusegrad/ops/softmax_cross_entropy_kernels.h>
 #include <fusegrad/optim/optimizer_kernels.h>
+#include <fusegrad/optim/update_functions.h>
 
 namespace fusegrad {
 namespace {
@@ -20,6 +23,14 @@ namespace {
 CpuExecution host() {
   static detail::ThreadPool pool(1);
   return {pool};
+}
+
+template <class F>
+void advance(const CudaExecution& execution, const kernels::DeviceProgress& progress, F&& update) {
+  if (execution.state.fault()->text != 0) return;
+  for (std::int64_t slot = 0; slot < progress.slots; ++slot) {
+    update(slot, ++progress.steps[slot], *progress.learning_rate, *progress.gradient_factor);
+  }
 }
 
 }  // namespace
@@ -64,6 +75,16 @@ void softmax_cross_entropy_backward(const CudaExecution&, const SoftmaxCrossEntr
 }
 void sgd_step(const CudaExecution&, const SgdStep& args) { sgd_step(host(), args); }
 void adam_step(const CudaExecution&, const AdamStep& args) { adam_step(host(), args); }
+void advance_sgd(const CudaExecution& execution, const AdvanceSgd& args) {
+  advance(execution, args.progress, [&](std::int64_t slot, std::int64_t t, double rate, double factor) {
+    args.scalars[slot] = sgd_scalars(rate, t, factor, args.momentum, args.dampening);
+  });
+}
+void advance_adam(const CudaExecution& execution, const AdvanceAdam& args) {
+  advance(execution, args.progress, [&](std::int64_t slot, std::int64_t t, double rate, double factor) {
+    args.scalars[slot] = adam_scalars(rate, t, factor, args.beta1, args.beta2, args.decoupled_decay);
+  });
+}
 std::int64_t first_nonfinite(const CudaExecution&, ConstVector gradients, std::span<const FlatSlot> slots) {
   return first_nonfinite(host(), gradients, slots);
 }

@@ -1,17 +1,75 @@
 // The part of the CUDA runtime that fusegrad calls, over host memory: one GPU whose work is done as soon as it is
-// enqueued. It is stricter than a real one: freed and new memory is filled with NaN patterns, and a block that is
-// released twice, or not at all, ends the program.
+// enqueued, except copies from page-locked memory, which are done as late as the order of streams and events allows. It
+// is stricter than a real one: freed and new memory is filled with NaN patterns, and a block that is released twice,
+// not at all, or while a copy needs it, ends the program.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <set>
 
 #include <cuda_runtime_api.h>
 
-struct CUstream_st {};
-struct CUevent_st {};
+namespace {
+
+[[noreturn]] void stop(const char* what) {
+  std::fprintf(stderr, "fake gpu: %s\n", what);
+  std::abort();
+}
+
+bool inside(const void* address, const void* block, std::size_t bytes) {
+  const auto* first = static_cast<const char*>(block);
+  return first <= address && address < first + bytes;
+}
+
+/// Copies that a stream has been given and has not done. Its memory is fixed: a test counts allocations.
+class Queue {
+ public:
+  void add(void* to, const void* from, std::size_t bytes) {
+    if (added_ - done_ == copies_.size()) run(done_ + 1);
+    copies_[added_++ % copies_.size()] = {to, from, bytes};
+  }
+  std::size_t added() const { return added_; }
+  /// Does the first `count` copies ever added.
+  void run(std::size_t count) {
+    for (; done_ < count; ++done_) {
+      const Copy& copy = copies_[done_ % copies_.size()];
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    }
+  }
+  bool needs(const void* block, std::size_t bytes) const {
+    for (std::size_t i = done_; i < added_; ++i) {
+      const Copy& copy = copies_[i % copies_.size()];
+      if (inside(copy.to, block, bytes) || inside(copy.from, block, bytes)) return true;
+    }
+    return false;
+  }
+
+ private:
+  struct Copy {
+    void* to;
+    const void* from;
+    std::size_t bytes;
+  };
+  std::array<Copy, 16> copies_{};
+  std::size_t added_ = 0;
+  std::size_t done_ = 0;
+};
+
+}  // namespace
+
+struct CUstream_st {
+  std::shared_ptr<Queue> queue = std::make_shared<Queue>();
+};
+struct CUevent_st {
+  std::shared_ptr<Queue> queue;
+  std::size_t point = 0;
+};
 struct CUmemPoolHandle_st {
   std::map<void*, std::size_t> blocks;
 };
@@ -22,11 +80,26 @@ constexpr std::size_t kMemory = std::size_t{16} << 30;
 
 std::mutex mutex;
 std::map<void*, CUmemPoolHandle_st*> owner;
+std::map<const void*, std::size_t> pinned;
+std::set<cudaStream_t> streams;
 std::size_t held = 0;
 
-[[noreturn]] void stop(const char* what) {
-  std::fprintf(stderr, "fake gpu: %s\n", what);
-  std::abort();
+void run(cudaStream_t stream) { stream->queue->run(stream->queue->added()); }
+void run_to(cudaEvent_t event) {
+  if (event->queue) event->queue->run(event->point);
+}
+
+bool is_pinned(const void* address) {
+  const auto after = pinned.upper_bound(address);
+  if (after == pinned.begin()) return false;
+  const auto& [block, bytes] = *std::prev(after);
+  return inside(address, block, bytes);
+}
+
+void check_unused(const void* block, std::size_t bytes) {
+  for (const cudaStream_t stream : streams) {
+    if (stream->queue->needs(block, bytes)) stop("a block was released before a copy from or to it");
+  }
 }
 
 }  // namespace
@@ -42,19 +115,41 @@ cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 9, cudaSuccess; }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return *stream = new CUstream_st, cudaSuccess; }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  const std::lock_guard lock(mutex);
+  return streams.insert(*stream = new CUstream_st), cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  run(stream);
+  streams.erase(stream);
+  return delete stream, cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  return run(stream), cudaSuccess;
+}
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   return *status = cudaStreamCaptureStatusNone, cudaSuccess;
 }
 cudaError_t cudaStreamGetDevice(cudaStream_t, int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t event, unsigned) {
+  const std::lock_guard lock(mutex);
+  return run_to(event), cudaSuccess;
+}
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = new CUevent_st, cudaSuccess; }
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  event->queue = stream->queue;
+  event->point = stream->queue->added();
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const std::lock_guard lock(mutex);
+  return run_to(event), cudaSuccess;
+}
 
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps*) {
   return *pool = new CUmemPoolHandle_st, cudaSuccess;
@@ -82,6 +177,7 @@ cudaError_t cudaFreeAsync(void* block, cudaStream_t) {
   const auto found = owner.find(block);
   if (found == owner.end()) stop("a block was released that is not in use");
   auto& blocks = found->second->blocks;
+  check_unused(block, blocks[block]);
   held -= blocks[block];
   std::memset(block, 0xFF, blocks[block]);
   blocks.erase(block);
@@ -96,17 +192,27 @@ cudaError_t cudaMalloc(void** block, std::size_t bytes) {
 }
 cudaError_t cudaFree(void* block) { return cudaFreeAsync(block, nullptr); }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  const auto* a = static_cast<const char*>(to);
-  const auto* b = static_cast<const char*>(from);
-  if (a < b + bytes && b < a + bytes) stop("a copy between overlapping ranges");
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  const std::lock_guard lock(mutex);
+  if (inside(to, from, bytes) || inside(from, to, bytes)) stop("a copy between overlapping ranges");
+  if (kind == cudaMemcpyHostToDevice && is_pinned(from)) return stream->queue->add(to, from, bytes), cudaSuccess;
+  run(stream);
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
 
 cudaError_t cudaMallocHost(void** block, std::size_t bytes) {
+  const std::lock_guard lock(mutex);
   *block = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
-  return *block ? cudaSuccess : cudaErrorMemoryAllocation;
+  if (!*block) return cudaErrorMemoryAllocation;
+  return pinned[*block] = bytes, cudaSuccess;
 }
-cudaError_t cudaFreeHost(void* block) { return std::free(block), cudaSuccess; }
+cudaError_t cudaFreeHost(void* block) {
+  const std::lock_guard lock(mutex);
+  const auto found = pinned.find(block);
+  if (found == pinned.end()) stop("page-locked memory was released that is not in use");
+  check_unused(block, found->second);
+  pinned.erase(found);
+  return std::free(block), cudaSuccess;
+}
 
 }  // extern "C"

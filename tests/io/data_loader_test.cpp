@@ -295,5 +295,42 @@ TEST(DataLoaderTest, CopiesToAnotherDevice) {
   EXPECT_EQ(gpu.copies_from_host(), 4) << "x and label of two batches";
 }
 
+TEST(DataLoaderTest, CopiesOneBatchAhead) {
+  const test::FakeGpu gpu;
+  DataLoader loader(gpu.context(), numbered(9), {.batch_size = 3});
+  auto batch = loader.begin();
+  EXPECT_EQ(gpu.copies_from_host(), 0);
+  for (const int batches : {2, 3, 3}) {
+    *batch;
+    ++batch;
+    EXPECT_EQ(gpu.copies_from_host(), 2 * batches);
+  }
+  EXPECT_EQ(batch, loader.end());
+}
+
+TEST(DataLoaderTest, NeedsNoMemoryForASecondBatch) {
+  test::FakeGpu gpu;
+  constexpr std::int64_t kRows = 1000;
+  DataLoader loader(gpu.context(), numbered(3 * kRows), {.batch_size = kRows});
+  {
+    // The only block for an x: each batch leaves it to the next one.
+    const Tensor x = Tensor::empty(gpu.context(), {kRows, 2}, Dtype::f32);
+    gpu.refuse_blocks_of(static_cast<std::size_t>(x.bytes()));
+  }
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    std::vector<std::int64_t> rows;
+    for (auto [x, label] : loader) rows.push_back(static_cast<std::int64_t>(x.to_vector<float>()[0]));
+    EXPECT_THAT(rows, ElementsAre(0, kRows, 2 * kRows));
+  }
+
+  auto batch = loader.begin();
+  {
+    const Batch held = *batch;
+    ++batch;
+    EXPECT_THROW(*batch, OutOfMemoryError);
+  }
+  EXPECT_EQ((*batch).x.to_vector<float>()[0], kRows) << "the iterator is where it was";
+}
+
 }  // namespace
 }  // namespace fusegrad

@@ -1,8 +1,9 @@
 // A context whose memory is the host's under a GPU's name: whoever reads or writes a tensor without asking for the
-// device is found out by Tensor::data(), and copies are counted.
+// device is found out by Tensor::data(), copies are counted, and memory can be made to end.
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <memory>
 
 #include <fusegrad/autograd/backend.h>
@@ -15,11 +16,13 @@ class FakeGpu {
  public:
   Context context() const { return context_; }
   int copies_from_host() const { return backend_->copies_from_host; }
+  /// Blocks of `bytes` and more are not to be had from now on.
+  void refuse_blocks_of(std::size_t bytes) { backend_->refused = bytes; }
 
  private:
   struct Memory final : detail::Backend {
     Device device() const override { return {.type = DeviceType::cuda, .index = 0}; }
-    void* allocate(std::size_t bytes) override { return host->allocate(bytes); }
+    void* allocate(std::size_t bytes) override { return bytes < refused ? host->allocate(bytes) : nullptr; }
     void release(void* block) override { host->release(block); }
     void copy_from_host(void* to, const void* from, std::size_t bytes) override {
       ++copies_from_host;
@@ -37,6 +40,7 @@ class FakeGpu {
 
     std::unique_ptr<detail::Backend> host = detail::make_cpu_backend();
     int copies_from_host = 0;
+    std::size_t refused = std::numeric_limits<std::size_t>::max();
   };
 
   Memory* backend_ = new Memory;  // owned by the context

@@ -66,7 +66,9 @@ class OptimizerCudaKernelsTest : public EachDtype {
     EXPECT_TRUE(both.same(buffers.master));
     EXPECT_TRUE(both.same(buffers.m));
     EXPECT_TRUE(both.same(buffers.v));
-    if (rounds()) EXPECT_TRUE(both.same(buffers.value));
+    if (rounds()) {
+      EXPECT_TRUE(both.same(buffers.value));
+    }
   }
 };
 FUSEGRAD_EACH_DTYPE(OptimizerCudaKernelsTest);
