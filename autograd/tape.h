@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <fusegrad/autograd/context.h>
 #include <fusegrad/autograd/parameter.h>
@@ -132,6 +133,8 @@ class Tape {
   /// Forgets all nodes. Every Var of this tape becomes stale.
   void reset();
 
+  /// The parameters recorded so far that get a gradient, each once.
+  std::vector<Parameter> parameters() const;
   /// Number of recorded nodes.
   std::int64_t size() const;
   /// Bytes that backward will read and that nothing else keeps alive on purpose: the saved values of all nodes.
