@@ -77,7 +77,8 @@ struct BackwardOptions {
   /// Keep saved values, so that backward can run again. Otherwise the tape is spent.
   bool keep = false;
   /// The root's gradient is multiplied by this power of two, and so is every gradient; the optimizer divides by it.
-  /// It keeps small gradients of 16-bit networks from flushing to zero. Range: 2^-126 to 2^126.
+  /// It keeps small gradients of 16-bit networks from flushing to zero. Range: 2^-126 to 2^126, and within the root's
+  /// dtype.
   double loss_scale = 1;
 };
 
@@ -108,8 +109,8 @@ class Tape {
   /// added to what they already hold. Errors: StateError for a stale Var, a spent tape, a Var that depends on nothing
   /// differentiable or is a leaf itself, or a saved value that was changed since forward; ShapeError if `loss` is not a
   /// scalar; ValueError if loss_scale is not a power of two in its range. All are thrown before anything changed. If
-  /// memory runs out or a hook throws during the sweep, the tape is spent and the gradients of all parameters that the
-  /// sweep had reached are empty.
+  /// memory runs out, a hook throws or a saved value is written to during the sweep (StateError), the tape is spent and
+  /// the gradients of all parameters that the sweep had reached are empty.
   void backward(const Var& loss, const BackwardOptions& options = {});
   /// Differentiates the inner product of `y` and `seed`. `seed` has y's shape and dtype and is not changed.
   /// Errors: as above; ShapeError, DtypeError or DeviceError for the seed.
@@ -125,7 +126,8 @@ class Tape {
   void retain_gradient(const Var& var);
   /// Calls `hook` with the complete gradient of `var`, before its op's activation gradient is applied; for a variable
   /// or a parameter that includes what earlier backwards left. Hooks run in the reverse order of recording, several of
-  /// one value in the order in which they were added; they may not record, nor start another backward.
+  /// one value in the order in which they were added; they may not record, nor start another backward, nor destroy the
+  /// tape, nor write to what backward has yet to read.
   void on_gradient(const Var& var, GradientHook hook);
   /// Keeps the value readable after backward.
   void keep(const Var& var);

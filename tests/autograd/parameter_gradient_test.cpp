@@ -94,6 +94,12 @@ TEST_F(ParameterGradientTest, ALossScaleIsAPowerOfTwo) {
   EXPECT_FALSE(tape.has_gradient(x));
   tape.backward(y, {.loss_scale = 0x1p-3});
   EXPECT_EQ(tape.gradient(x).item(), 0.375);
+
+  Tape half(context_);
+  const Var z = scale(half.variable(Tensor::full(context_, {}, Dtype::f16, 1)), 3);
+  for (const double bad : {0x1p16, 0x1p-25}) {
+    EXPECT_THROW(half.backward(z, {.loss_scale = bad}), ValueError) << "f16 does not hold " << bad;
+  }
 }
 
 }  // namespace
