@@ -63,6 +63,27 @@ TEST_F(ParameterGradientTest, AFrozenParameterGetsNoGradientAndSavesNothing) {
   EXPECT_THAT(values(p.gradient()), ElementsAre(1, 1));
 }
 
+TEST_F(ParameterGradientTest, ASetThatWasMovedIsStillAHandleToItsParameters) {
+  ParameterSet set(context_);
+  add_parameter(set, "p", {1, 2});
+  const ParameterSet moved = std::move(set);
+  EXPECT_EQ(set, moved);  // NOLINT(bugprone-use-after-move): what it is about
+  EXPECT_EQ(set.context(), context_);
+  Context context = context_;
+  const Context other = std::move(context);
+  EXPECT_EQ(context.threads(), other.threads());  // NOLINT(bugprone-use-after-move)
+}
+
+TEST_F(ParameterGradientTest, ASetHoldsNoMoreThanMemoryCanAddress) {
+  ParameterSet set(context_);
+  add_parameter(set, "p", {1});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(set.add("huge", {std::int64_t{1} << 59}, [](std::span<float>) {}), ShapeError);
+  }
+  EXPECT_EQ(set.size(), 1u);
+  EXPECT_THAT(values(set["p"].value()), ElementsAre(1));
+}
+
 TEST_F(ParameterGradientTest, TheLossScaleMultipliesEveryGradient) {
   ParameterSet set(context_, Dtype::f16);
   const Parameter p = set.add("p", {2}, [](std::span<float> v) { v[0] = 1, v[1] = 2; });
