@@ -144,6 +144,11 @@ class Context {
   /// Gives cached memory back to the system. Live tensors are not touched.
   void release_cached_memory() const;
 
+  // A move copies: no handle is ever empty.
+  Context(const Context&) = default;
+  Context& operator=(const Context&) = default;
+  ~Context() = default;
+
   /// True if both handles share state.
   bool operator==(const Context&) const = default;
 

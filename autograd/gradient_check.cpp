@@ -108,12 +108,14 @@ class Checker {
       check_dtype(options.parameters->dtype());
       require<DeviceError>(options.parameters->context() == context,
                            "gradient_check: inputs and parameters must be on one context");
-      for (const Parameter parameter : *options.parameters) {
-        require<StateError>(!parameter.has_gradient(),
-                            "gradient_check: parameter \"{}\" holds a gradient; clear it first", parameter.name());
-      }
+      for (const Parameter parameter : *options.parameters) check_empty(parameter);
     }
     return context;
+  }
+
+  static void check_empty(const Parameter& parameter) {
+    require<StateError>(!parameter.has_gradient(), "gradient_check: parameter \"{}\" holds a gradient; clear it first",
+                        parameter.name());
   }
 
   std::vector<Var> leaves(Tape& tape) const {
@@ -144,6 +146,9 @@ class Checker {
     for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = weight(static_cast<std::int64_t>(i));
     weight_norm_ = std::sqrt(std::inner_product(weights.begin(), weights.end(), weights.begin(), 0.0));
     fused_value_ = reduce(y.value());
+    // The function may use parameters that are not to be checked; they too are to be as before.
+    const std::vector<Parameter> used = tape.parameters();
+    for (const Parameter& parameter : used) check_empty(parameter);
     tape.backward(y, Tensor::from(context_, y.shape(), weights));
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       Block& block = blocks_[i];
@@ -151,11 +156,11 @@ class Checker {
       if (block.parameter) {
         // A parameter that the function does not use keeps an empty gradient, which is a gradient of zero.
         if (block.parameter->has_gradient()) block.gradient = block.parameter->gradient().to_vector<double>();
-        block.parameter->clear_gradient();
       } else if (tape.has_gradient(vars[i])) {
         block.gradient = tape.gradient(vars[i]).to_vector<double>();
       }
     }
+    for (const Parameter& parameter : used) parameter.clear_gradient();
   }
 
   /// f at the blocks' present values, unfused; decisions are written to `log`, or taken from it.

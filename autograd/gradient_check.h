@@ -56,7 +56,7 @@ struct GradientCheckReport {
 /// Inputs, parameter values and gradient states are as before when it returns or throws.
 /// Errors: ValueError if there is neither an input nor a parameter; DtypeError unless all are f64, since differences in
 /// a narrower type cannot tell a right gradient from a wrong one; DeviceError if inputs are on different contexts;
-/// StateError if a parameter holds a gradient; whatever `f` throws.
+/// StateError if a parameter that is checked, or that `f` uses, holds a gradient; whatever `f` throws.
 GradientCheckReport gradient_check(const CheckedFunction& f, std::span<const Tensor> inputs,
                                    const GradientCheckOptions& options = {});
 

@@ -22,6 +22,10 @@ std::size_t ParameterStore::add(std::string name, const Shape& shape, Initialize
   require<ValueError>(std::ranges::none_of(slots_, [&](const ParameterSlot& slot) { return slot.name == name; }),
                       "parameter set: there is already a parameter named \"{}\"", name);
   require<ValueError>(static_cast<bool>(initializer), "parameter set: \"{}\" has no initializer", name);
+  constexpr std::int64_t kMostValues = std::int64_t{1} << 59;  // their bytes fit 64 bits in every dtype
+  require<ShapeError>(shape.size() <= kMostValues - flat_size_,
+                      "parameter set: with \"{}\" of shape {} there are more than 2^59 values", name,
+                      shape.to_string());
   ParameterSlot slot;
   slot.name = std::move(name);
   slot.shape = shape;

@@ -52,7 +52,8 @@ class Parameter {
   /// are the rounded masters. Errors: ShapeError; DtypeError.
   void assign(const Tensor& values) const;
 
-  /// A frozen parameter gets no gradient, costs no work in backward and is not stepped.
+  /// A frozen parameter gets no gradient, costs no work in backward and is not stepped. Tapes take note of it when they
+  /// record the parameter: what was recorded before keeps its gradient.
   void freeze() const;
   void unfreeze() const;
   bool frozen() const;
@@ -75,10 +76,14 @@ class ParameterSet {
  public:
   /// An open set of parameters of `dtype` (f64, f32, bf16, f16) on `context`. Errors: DtypeError.
   explicit ParameterSet(const Context& context, Dtype dtype = Dtype::f32);
+  // A move copies: no handle is ever empty.
+  ParameterSet(const ParameterSet&) = default;
+  ParameterSet& operator=(const ParameterSet&) = default;
+  ~ParameterSet() = default;
 
   /// Adds a parameter. `name` is unique within the set, not empty, at most 256 bytes, without control characters.
-  /// Errors: ValueError for the name or an empty initializer; StateError once the set was used: by an optimizer,
-  /// a tape, a file of weights, or a look at a value.
+  /// Errors: ValueError for the name or an empty initializer; ShapeError for more than 2^59 values in all; StateError
+  /// once the set was used: by an optimizer, a tape, a file of weights, or a look at a value.
   Parameter add(std::string name, const Shape& shape, Initializer initializer);
 
   const Context& context() const;

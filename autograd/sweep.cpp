@@ -13,6 +13,8 @@
 
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/context_state.h>
+#include <fusegrad/autograd/dtype_visit.h>
+#include <fusegrad/autograd/narrow.h>
 #include <fusegrad/autograd/parameter_store.h>
 #include <fusegrad/autograd/tape_state.h>
 
@@ -24,6 +26,17 @@ namespace {
 bool is_loss_scale(double value) {
   int exponent = 0;
   return std::frexp(value, &exponent) == 0.5 && exponent >= -125 && exponent <= 127;
+}
+
+bool is_exact(double value, Dtype dtype) {
+  return visit_floating(dtype, [&]<class T>() { return static_cast<double>(narrow<T>(value)) == value; });
+}
+
+/// True if a tensor that the node's rule saved was written to.
+bool changed_since_forward(const Node& node) {
+  if (!node.rule) return false;
+  return std::ranges::any_of(node.rule->saved(),
+                             [](const Saved& saved) { return saved.tensor.version() != saved.version; });
 }
 
 }  // namespace
@@ -38,6 +51,9 @@ void TapeState::backward(const Var& root, const std::optional<Tensor>& seed, con
                       nodes[index].op);
   require<ValueError>(is_loss_scale(options.loss_scale),
                       "backward: loss_scale must be a power of two from 2^-126 to 2^126, got {}", options.loss_scale);
+  require<ValueError>(is_exact(options.loss_scale, root.dtype()),
+                      "backward: loss_scale {} is out of range of a {} loss", options.loss_scale,
+                      name_of(root.dtype()));
   require<ValueError>(options.loss_scale == 1 || !seed,
                       "backward: loss_scale goes with a scalar loss, not with a seed");
   if (seed) {
@@ -115,11 +131,8 @@ void TapeState::check_saved(double loss_scale) const {
                           "backward: the gradient of \"{}\" was made with loss scale {}, not {}; step or clear first",
                           slot.name, slot.gradient_scale, loss_scale);
     }
-    if (!node.rule) continue;
-    for (const Saved& saved : node.rule->saved()) {
-      require<StateError>(saved.tensor.version() == saved.version,
-                          "backward: a value that {} (node {}) saved was changed since forward", node.op, index);
-    }
+    require<StateError>(!changed_since_forward(node),
+                        "backward: a value that {} (node {}) saved was changed since forward", node.op, index);
   }
 }
 
@@ -160,6 +173,10 @@ void TapeState::visit(std::uint32_t index) {
   open_ = {};
   Backward turn(*this, index);
   node.rule->backward(turn);
+  require<StateError>(!changed_since_forward(node),
+                      "backward: a value that {} (node {}) saved was changed while backward ran, by a hook or as the "
+                      "gradient that it is",
+                      node.op, index);
   for (int i = 0; i < node.input_count; ++i) {
     require<StateError>(!needs(index, i), "backward: the rule of {} left out the gradient of input {}", node.op, i);
   }

@@ -217,6 +217,15 @@ void Tape::reset() {
   require<StateError>(!state_->sweeping, "reset: a gradient hook may not reset the tape while backward runs");
   state_->clear();
 }
+
+std::vector<Parameter> Tape::parameters() const {
+  std::vector<Parameter> wanted;
+  for (const detail::ParameterLeaf& leaf : state_->parameters) {
+    if (state_->nodes[leaf.node].needs_gradient) wanted.push_back(leaf.parameter);
+  }
+  return wanted;
+}
+
 std::int64_t Tape::size() const { return static_cast<std::int64_t>(state_->nodes.size()); }
 
 std::int64_t Tape::saved_bytes() const {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <fusegrad/autograd/context.h>
 #include <fusegrad/autograd/parameter.h>
@@ -76,7 +77,8 @@ struct BackwardOptions {
   /// Keep saved values, so that backward can run again. Otherwise the tape is spent.
   bool keep = false;
   /// The root's gradient is multiplied by this power of two, and so is every gradient; the optimizer divides by it.
-  /// It keeps small gradients of 16-bit networks from flushing to zero. Range: 2^-126 to 2^126.
+  /// It keeps small gradients of 16-bit networks from flushing to zero. Range: 2^-126 to 2^126, and within the root's
+  /// dtype.
   double loss_scale = 1;
 };
 
@@ -108,8 +110,8 @@ class Tape {
   /// added to what they already hold. Errors: StateError for a stale Var, a spent tape, a Var that depends on nothing
   /// differentiable or is a leaf itself, or a saved value that was changed since forward; ShapeError if `loss` is not a
   /// scalar; ValueError if loss_scale is not a power of two in its range. All are thrown before anything changed. If
-  /// memory runs out or a hook throws during the sweep, the tape is spent and the gradients of all parameters that the
-  /// sweep had reached are empty.
+  /// memory runs out, a hook throws or a saved value is written to during the sweep (StateError), the tape is spent and
+  /// the gradients of all parameters that the sweep had reached are empty.
   void backward(const Var& loss, const BackwardOptions& options = {});
   /// Differentiates the inner product of `y` and `seed`. `seed` has y's shape and dtype and is not changed.
   /// Errors: as above; ShapeError, DtypeError or DeviceError for the seed.
@@ -126,7 +128,8 @@ class Tape {
   void retain_gradient(const Var& var);
   /// Calls `hook` with the complete gradient of `var`, before its op's activation gradient is applied; for a variable
   /// or a parameter that includes what earlier backwards left. Hooks run in the reverse order of recording, several of
-  /// one value in the order in which they were added; they may not record, nor start another backward.
+  /// one value in the order in which they were added; they may not record, nor start another backward, nor destroy the
+  /// tape, nor write to what backward has yet to read.
   /// Errors: as retain_gradient; ValueError for an empty hook.
   void on_gradient(const Var& var, GradientHook hook);
   /// Keeps the value readable after backward. Errors: StateError for a stale Var or a spent tape.
@@ -135,6 +138,8 @@ class Tape {
   /// Forgets all nodes. Every Var of this tape becomes stale.
   void reset();
 
+  /// The parameters recorded so far that get a gradient, each once.
+  std::vector<Parameter> parameters() const;
   /// Number of recorded nodes.
   std::int64_t size() const;
   /// Bytes that backward will read and that nothing else keeps alive on purpose: the saved values of all nodes.

@@ -56,7 +56,7 @@ class StoragePtr {
 
 class Tensor {
  public:
-  /// A handle to nothing; `defined()` is false and every accessor but that one throws StateError.
+  /// A handle to nothing, as is one that was moved from: `defined()` is false, and access to elements is a StateError.
   Tensor() = default;
 
   /// Uninitialised memory. Errors: OutOfMemoryError; ShapeError if the bytes do not fit 64 bits. What makes a tensor

@@ -41,6 +41,20 @@ struct Options {
   bool explain = false;
 };
 
+/// A check of CLI11's: the number is above zero.
+std::string above_zero(const std::string& text) {
+  double value = 0;
+  return CLI::detail::lexical_cast(text, value) && value > 0 ? "" : "must be a number above 0, got \"" + text + "\"";
+}
+
+/// An option that takes one of `names`.
+template <class T>
+void add_choice(CLI::App& app, const std::string& option, T& value, const std::map<std::string, T>& names,
+                const std::string& description) {
+  const auto take = [&value, names](const std::string& text) { value = names.at(text); };
+  app.add_option_function<std::string>(option, take, description)->check(CLI::IsMember(names));
+}
+
 /// Fills `options` from the command line; the exit code if there is nothing more to do.
 std::optional<int> parse(int argc, char** argv, Options& options) {
   CLI::App app("Trains a classifier of handwritten digits with fused forward and backward.");
@@ -48,21 +62,17 @@ std::optional<int> parse(int argc, char** argv, Options& options) {
   app.add_option("--threads", options.threads, "CPU threads; results do not depend on it (default: all cores)")
       ->check(CLI::Range(1, 1024));
   app.add_option("--epochs", options.epochs, "passes over the training rows")->check(CLI::Range(1, 1000000));
-  app.add_option("--batch", options.batch, "rows a step")->check(CLI::PositiveNumber);
+  app.add_option("--batch", options.batch, "rows a step")->check(above_zero);
   app.add_option("--hidden", options.hidden, "widths of the hidden layers, for example 256,256")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
-  const std::map<std::string, fg::Dtype> dtypes{
-      {"f64", fg::Dtype::f64}, {"f32", fg::Dtype::f32}, {"bf16", fg::Dtype::bf16}, {"f16", fg::Dtype::f16}};
-  app.add_option_function<std::string>(
-         "--dtype", [&](const std::string& name) { options.dtype = dtypes.at(name); }, "f64, f32, bf16 or f16")
-      ->check(CLI::IsMember(dtypes));
-  const std::map<std::string, fg::MathMode> maths{{"fp32", fg::MathMode::fp32}, {"tf32", fg::MathMode::tf32}};
-  app.add_option_function<std::string>(
-         "--math", [&](const std::string& name) { options.math = maths.at(name); },
-         "fp32, or tf32 for a GPU's faster and coarser products of f32")
-      ->check(CLI::IsMember(maths));
-  app.add_option("--learning-rate", options.learning_rate, "of AdamW")->check(CLI::PositiveNumber);
+      ->check(above_zero);
+  using fg::Dtype, fg::MathMode;
+  add_choice<Dtype>(app, "--dtype", options.dtype,
+                    {{"f64", Dtype::f64}, {"f32", Dtype::f32}, {"bf16", Dtype::bf16}, {"f16", Dtype::f16}},
+                    "of weights and products");
+  add_choice<MathMode>(app, "--math", options.math, {{"fp32", MathMode::fp32}, {"tf32", MathMode::tf32}},
+                       "fp32, or tf32 for a GPU's faster and coarser products of f32");
+  app.add_option("--learning-rate", options.learning_rate, "of AdamW")->check(above_zero);
   app.add_option("--seed", options.seed, "of the initial weights and of the order of the rows");
   const auto data = app.add_option("--data", options.data, "a CSV file: pixels, then the label, in each row");
   app.add_option("--idx-dir", options.idx_dir, "a folder with the four MNIST files, plain or gzip")->excludes(data);

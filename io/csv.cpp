@@ -16,6 +16,22 @@ namespace {
 using detail::CsvRows;
 using detail::require;
 
+/// True if the number `text`, of which a converter said that it is out of range, is too large and not too small.
+bool is_large(std::string_view text) {
+  const std::size_t end = std::min(text.find_first_of("eE"), text.size());
+  const std::string_view digits = text.substr(0, end);
+  const std::size_t first = digits.find_first_of("123456789");
+  if (first == std::string_view::npos) return false;
+  std::string_view power = text.substr(std::min(end + 1, text.size()));
+  if (power.starts_with('+')) power.remove_prefix(1);
+  std::int64_t exponent = 0;
+  const auto [stop, error] = std::from_chars(power.data(), power.data() + power.size(), exponent);
+  if (error == std::errc::result_out_of_range) return power[0] != '-';
+  const std::size_t point = std::min(digits.find('.'), digits.size());
+  // The leading digit's exponent, or one more: what is out of range is far from 1.
+  return exponent > static_cast<std::int64_t>(first) - static_cast<std::int64_t>(point);
+}
+
 /// `text` as the nearest T. "inf" and "nan" are numbers here, and so is what is too large (infinity) or too small (0).
 template <class T>
 std::optional<T> parse_number(std::string_view text) {
@@ -27,12 +43,15 @@ std::optional<T> parse_number(std::string_view text) {
   auto [stop, error] = std::from_chars(text.data(), last, value);
   if (text.empty() || stop != last || error == std::errc::invalid_argument) return std::nullopt;
   if (error == std::errc::result_out_of_range) {
-    // Too large and too small look alike; the widest type tells them apart.
-    long double wide = std::numeric_limits<long double>::infinity();
-    std::from_chars(text.data(), last, wide);
-    value = static_cast<T>(wide);
+    value = std::copysign(is_large(text) ? std::numeric_limits<T>::infinity() : T{0}, text[0] == '-' ? T{-1} : T{1});
   }
   return value;
+}
+
+/// What of a field a message shows.
+std::string_view shown(std::string_view field) {
+  constexpr std::size_t kMost = 40;
+  return field.substr(0, kMost);
 }
 
 /// What becomes of each column.
@@ -106,19 +125,18 @@ class Reader {
     const std::optional<T> value = parse_number<T>(field);
     if (value) [[likely]]
       return *value;
-    constexpr std::size_t kShown = 40;
-    throw IoError(detail::format(
-        "read_csv: {}, line {}, column {}: {}{}", path_, rows_.line(), column + 1,
-        field.empty() ? "the field is empty" : detail::format("\"{}\" is no number", field.substr(0, kShown)),
-        row_ == 0 && options_.header == CsvHeader::automatic
-            ? "; if this row is a header, say so with .header = CsvHeader::present"
-            : ""));
+    throw IoError(
+        detail::format("read_csv: {}, line {}, column {}: {}{}", path_, rows_.line(), column + 1,
+                       field.empty() ? "the field is empty" : detail::format("\"{}\" is no number", shown(field)),
+                       row_ == 0 && options_.header == CsvHeader::automatic
+                           ? "; if this row is a header, say so with .header = CsvHeader::present"
+                           : ""));
   }
 
   float finite_number(std::size_t column) const {
     const float value = number<float>(column);
     require<ValueError>(std::isfinite(value), "read_csv: {}, line {}, column {}: {} is not finite in f32", path_,
-                        rows_.line(), column + 1, rows_.fields()[column]);
+                        rows_.line(), column + 1, shown(rows_.fields()[column]));
     return value;
   }
 
@@ -128,7 +146,7 @@ class Reader {
     require<ValueError>(value >= 0 && value <= kLargest && value == std::trunc(value),
                         "read_csv: {}, line {}, column {}: the label of row {} is {}; labels are whole numbers from 0 "
                         "to {}",
-                        path_, rows_.line(), column + 1, row_, rows_.fields()[column], kLargest);
+                        path_, rows_.line(), column + 1, row_, shown(rows_.fields()[column]), kLargest);
     return static_cast<std::int32_t>(value);
   }
 

@@ -124,7 +124,12 @@ void detail::load_weights(const std::string& path, const ParameterSet& parameter
     file.read(read.mutable_raw(), static_cast<std::size_t>(read.bytes()));
     if (!options.allow_non_finite) check_finite(where, entries[i].name, read);
     staged.push_back({.master = read.dtype() == wide ? read : read.to(wide), .value = Tensor()});
-    if (store.dtype() != wide) staged.back().value = read.dtype() == wide ? read.to(store.dtype()) : read;
+    if (store.dtype() == wide) continue;
+    staged.back().value = read.dtype() == wide ? read.to(store.dtype()) : read;
+    if (!options.allow_non_finite) {
+      check_finite(detail::format("{}: rounded to {}", where, name_of(store.dtype())), entries[i].name,
+                   staged.back().value);
+    }
   }
   store.lay_out();
   for (std::size_t i = 0; i < entries.size(); ++i) {

@@ -38,7 +38,8 @@ void save_weights(const std::string& path, const ParameterSet& parameters, const
 /// Errors: IoError, with the file, if it cannot be read or breaks a rule of the format: a header of at most 16 MiB,
 ///         each key once, offsets that cover the data without gap or overlap, sizes that agree with shape and type;
 ///         ValueError for a tensor that is missing, that no parameter is named after, or that has a value which is not
-///         finite; ShapeError and DtypeError for one that does not fit its parameter.
+///         finite, or too large for the parameter's type; ShapeError and DtypeError for one that does not fit its
+///         parameter.
 void load_weights(const std::string& path, const ParameterSet& parameters, const WeightsOptions& options = {});
 
 }  // namespace fusegrad

@@ -37,6 +37,7 @@ void Mlp::add_layers(const std::string& prefix, const MlpOptions& options) {
 }
 
 Var Mlp::operator()(const Var& x) const {
+  require<StateError>(!layers_.empty(), "mlp: this network was moved from");
   Var h = x;
   for (const LinearLayer& layer : layers_) h = layer(h);
   return h;

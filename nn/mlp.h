@@ -37,7 +37,7 @@ class Mlp {
   /// Errors: as above; those of LinearLayer for the set. After an error the set is as it was.
   Mlp(ParameterSet set, const std::string& name, const MlpOptions& options);
 
-  /// Records the network on x's tape. Errors: those of `linear`.
+  /// Records the network on x's tape. Errors: those of `linear`; StateError if the network was moved from.
   Var operator()(const Var& x) const;
 
   /// A shared handle that survives the network.

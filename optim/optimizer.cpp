@@ -239,12 +239,17 @@ Optimizer::Optimizer(Optimizer&&) noexcept = default;
 Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
 Optimizer::~Optimizer() = default;
 
-StepReport Optimizer::step() { return impl_->step(); }
-const ParameterSet& Optimizer::parameters() const { return impl_->parameters(); }
-double Optimizer::learning_rate() const { return impl_->learning_rate(); }
-void Optimizer::set_learning_rate(double learning_rate) { impl_->set_learning_rate(learning_rate); }
-std::int64_t Optimizer::steps(const Parameter& parameter) const { return impl_->steps(parameter); }
-OptimizerState Optimizer::state() const { return impl_->state(); }
-void Optimizer::load_state(const OptimizerState& state) { impl_->load_state(state); }
+Optimizer::Impl& Optimizer::impl() const {
+  require<StateError>(impl_ != nullptr, "optimizer: it was moved from");
+  return *impl_;
+}
+
+StepReport Optimizer::step() { return impl().step(); }
+const ParameterSet& Optimizer::parameters() const { return impl().parameters(); }
+double Optimizer::learning_rate() const { return impl().learning_rate(); }
+void Optimizer::set_learning_rate(double learning_rate) { impl().set_learning_rate(learning_rate); }
+std::int64_t Optimizer::steps(const Parameter& parameter) const { return impl().steps(parameter); }
+OptimizerState Optimizer::state() const { return impl().state(); }
+void Optimizer::load_state(const OptimizerState& state) { impl().load_state(state); }
 
 }  // namespace fusegrad

@@ -54,7 +54,7 @@ struct OptimizerState {
 
 /// A parameter set with a way to step it; made as Sgd, Adam or AdamW, and then usable as any of them. Keeps the set's
 /// storage alive, so the modules may move or go. The first optimizer made closes the set to further parameters.
-/// One that was moved from can only be assigned to or destroyed.
+/// One that was moved from can only be assigned to or destroyed: all else is a StateError.
 class Optimizer {
  public:
   Optimizer(Optimizer&&) noexcept;
@@ -92,6 +92,7 @@ class Optimizer {
 
  private:
   class Impl;
+  Impl& impl() const;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -222,6 +222,19 @@ TEST_F(GradientCheckTest, RefusesWhatItCannotJudge) {
   EXPECT_THROW(check(square, {f64(context, {1}, {1}), f64(other, {1}, {1})}), DeviceError);
 }
 
+TEST_F(GradientCheckTest, LeavesNoGradientInParametersThatItDoesNotCheck) {
+  ParameterSet set(context, Dtype::f64);
+  const Parameter w = set.add("w", {2}, fill_with({2, 3}));
+  const auto f = [&](Tape& tape, std::span<const Var> in) { return mul(in[0], tape.parameter(w)); };
+  EXPECT_TRUE(check(f, {f64(context, {2}, {1, 5})}).passed);
+  EXPECT_FALSE(w.has_gradient());
+
+  Tape tape(context);
+  tape.backward(sum(tape.parameter(w)));
+  EXPECT_THROW(check(f, {f64(context, {2}, {1, 5})}), StateError);
+  EXPECT_EQ(values_of(w.gradient()), (std::vector<double>{1, 1}));
+}
+
 TEST_F(GradientCheckTest, LeavesParametersAsTheyWereWhenTheFunctionThrows) {
   ParameterSet set(context, Dtype::f64);
   const Parameter w = set.add("w", {1, 1}, fill_with({2}));

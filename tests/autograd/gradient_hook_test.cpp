@@ -16,6 +16,7 @@ namespace fusegrad {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 class GradientHookTest : public test::TapeFixture {};
@@ -128,6 +129,29 @@ TEST_F(GradientHookTest, AHookMayNotChangeTheTape) {
   backward_with([](Tape& tape, const Var&, const Var& y) { tape.keep(y); });
   backward_with([](Tape& tape, const Var& x, const Var&) { tape.on_gradient(x, [](const Tensor&) {}); });
   backward_with([](Tape& tape, const Var&, const Var&) { tape.reset(); });
+}
+
+TEST_F(GradientHookTest, AHookMayNotChangeWhatBackwardHasYetToRead) {
+  ParameterSet set(context_);
+  const Parameter p = add_parameter(set, "p", {5});
+  const auto step = [&](const Tensor&) { p.assign(row({100})); };
+  Tape tape(context_);
+  const Var x = tape.variable(row({3}));
+  const Var h = mul(x, tape.parameter(p));
+  tape.on_gradient(h, step);
+  EXPECT_THAT([&] { tape.backward(mul(h, tape.parameter(p))); },
+              ThrowsMessage<StateError>(HasSubstr("that mul (node 2) saved was changed while backward ran")));
+  EXPECT_FALSE(tape.has_gradient(x));
+  EXPECT_FALSE(p.has_gradient());
+
+  p.assign(row({5}));
+  tape.reset();
+  const Var again = tape.variable(row({3}));
+  const Var w = tape.parameter(p);
+  tape.on_gradient(w, step);  // when its turn comes, all that read it have run
+  tape.backward(mul(mul(again, w), w));
+  EXPECT_EQ(tape.gradient(again).item(), 25);
+  EXPECT_EQ(p.gradient().item(), 30);
 }
 
 TEST_F(GradientHookTest, AHookNeedsAFunctionAndAValueThatGetsAGradient) {

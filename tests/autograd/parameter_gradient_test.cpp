@@ -63,6 +63,27 @@ TEST_F(ParameterGradientTest, AFrozenParameterGetsNoGradientAndSavesNothing) {
   EXPECT_THAT(values(p.gradient()), ElementsAre(1, 1));
 }
 
+TEST_F(ParameterGradientTest, ASetThatWasMovedIsStillAHandleToItsParameters) {
+  ParameterSet set(context_);
+  add_parameter(set, "p", {1, 2});
+  const ParameterSet moved = std::move(set);
+  EXPECT_EQ(set, moved);  // NOLINT(bugprone-use-after-move): what it is about
+  EXPECT_EQ(set.context(), context_);
+  Context context = context_;
+  const Context other = std::move(context);
+  EXPECT_EQ(context.threads(), other.threads());  // NOLINT(bugprone-use-after-move)
+}
+
+TEST_F(ParameterGradientTest, ASetHoldsNoMoreThanMemoryCanAddress) {
+  ParameterSet set(context_);
+  add_parameter(set, "p", {1});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THROW(set.add("huge", {std::int64_t{1} << 59}, [](std::span<float>) {}), ShapeError);
+  }
+  EXPECT_EQ(set.size(), 1u);
+  EXPECT_THAT(values(set["p"].value()), ElementsAre(1));
+}
+
 TEST_F(ParameterGradientTest, TheLossScaleMultipliesEveryGradient) {
   ParameterSet set(context_, Dtype::f16);
   const Parameter p = set.add("p", {2}, [](std::span<float> v) { v[0] = 1, v[1] = 2; });
@@ -94,6 +115,12 @@ TEST_F(ParameterGradientTest, ALossScaleIsAPowerOfTwo) {
   EXPECT_FALSE(tape.has_gradient(x));
   tape.backward(y, {.loss_scale = 0x1p-3});
   EXPECT_EQ(tape.gradient(x).item(), 0.375);
+
+  Tape half(context_);
+  const Var z = scale(half.variable(Tensor::full(context_, {}, Dtype::f16, 1)), 3);
+  for (const double bad : {0x1p16, 0x1p-25}) {
+    EXPECT_THROW(half.backward(z, {.loss_scale = bad}), ValueError) << "f16 does not hold " << bad;
+  }
 }
 
 }  // namespace

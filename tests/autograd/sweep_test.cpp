@@ -117,6 +117,17 @@ TEST_F(SweepTest, AParametersGradientMayBeTheSeed) {
 
 // Repeated backward.
 
+TEST_F(SweepTest, AGradientThatIsItselfAnOperandIsRefusedRatherThanOverwritten) {
+  ParameterSet set(context_);
+  const Parameter p = add_parameter(set, "p", {3});
+  Tape first(context_);
+  first.backward(scale(first.parameter(p), 2));
+  Tape tape(context_);
+  const Var y = mul(tape.input(p.gradient()), tape.parameter(p));
+  EXPECT_THROW(tape.backward(y), StateError);
+  EXPECT_FALSE(p.has_gradient());
+}
+
 TEST_F(SweepTest, ASecondBackwardIsRefusedAndChangesNothing) {
   Tape tape(context_);
   const Var a = tape.variable(row({3}));

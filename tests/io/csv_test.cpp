@@ -23,6 +23,7 @@ namespace {
 using test::message_of;
 using test::TemporaryDirectory;
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -97,6 +98,10 @@ TEST_F(CsvTest, ReadsNumbersToTheNearestFloat) {
   EXPECT_THAT(features("3.4028235e38,1e-45,1e-46,-1e-400,1e-4000,0\n"),
               ElementsAre(std::numeric_limits<float>::max(), 0x1p-149f, 0, -0.0f, 0));
   EXPECT_TRUE(std::signbit(features("-1e-400,0\n")[0]));
+  // Out of the range of every type, the exponent's included.
+  const std::string zeros(6000, '0');
+  EXPECT_THAT(features("1e-5000,-1E-5000,0." + zeros + "1,1e-" + zeros + "99999999999999999999,0\n"), Each(0));
+  EXPECT_THAT(features("0." + zeros + "1e+6001,1" + zeros + "e-6000,0e99999,0\n"), ElementsAre(1, 1, 0));
 }
 
 TEST_F(CsvTest, DoesNotDependOnTheLocale) {
@@ -169,6 +174,13 @@ TEST_F(CsvTest, NamesTheFeatureThatIsNotFinite) {
                 HasSubstr(std::string("line 2, column 2: ") + bad + " is not finite in f32"));
     EXPECT_THROW(read(std::string("1,2\n3,") + bad, {.target_columns = {1}}), ValueError);
   }
+  const std::string nines(6000, '9');
+  for (const std::string& bad :
+       std::vector<std::string>{nines, "-" + nines, nines + "e-10", "1e5000", "1e+99999999999999999999"}) {
+    EXPECT_THAT(refusal<ValueError>("1,2,0\n3," + bad + ",0\n"),
+                AllOf(HasSubstr("line 2, column 2: " + bad.substr(0, 40)), HasSubstr("is not finite in f32")));
+  }
+  EXPECT_LT(refusal<ValueError>("1," + nines + "\n").size(), 300u) << "a label: only the start is shown";
 }
 
 TEST_F(CsvTest, RefusesEmptyFiles) {

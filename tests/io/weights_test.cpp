@@ -216,6 +216,23 @@ TEST(WeightsTest, ThatAreNotFiniteNeedToBeAllowed) {
   }
 }
 
+TEST(WeightsTest, ThatTheParametersTypeCannotHoldNeedToBeAllowed) {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "w";
+  const auto set_of = [](Dtype dtype, float value) {
+    ParameterSet set(Context::cpu({.threads = 1}), dtype);
+    set.add("p", {2}, [value](std::span<float> values) { values[0] = 1, values[1] = value; });
+    return set;
+  };
+  save_weights(path, set_of(Dtype::f32, 65520));  // f16 ends at 65504
+  const ParameterSet half = set_of(Dtype::f16, 2);
+  EXPECT_THAT(message_of<ValueError>([&] { load_weights(path, half); }),
+              HasSubstr("rounded to f16: \"p\" is inf at element 1 of [2]"));
+  EXPECT_EQ(half["p"].master().to_vector<float>(), (std::vector<float>{1, 2}));
+  load_weights(path, half, {.allow_non_finite = true});
+  EXPECT_EQ(half["p"].master().to_vector<float>(), (std::vector<float>{1, 65520}));
+}
+
 /// A small valid file and the set that it fits.
 class DamagedWeightsTest : public ::testing::Test {
  protected:

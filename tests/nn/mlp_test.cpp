@@ -143,10 +143,12 @@ TEST_P(MlpTest, ParametersOutliveTheNetwork) {
   auto net = std::make_unique<Mlp>(context(), MlpOptions{.widths = {2, 3, 1}, .dtype = dtype()});
   AdamW optimizer(net->parameters());
   const Mlp moved = std::move(*net);
+  Tape tape(context());
+  const Var x = tape.input(random_tensor(context(), {4, 2}, dtype(), 1));
+  EXPECT_THROW((*net)(x), StateError) << "it was moved from";
   net.reset();
   const std::vector<std::vector<double>> before = masters_of(moved.parameters());
-  Tape tape(context());
-  const Var y = moved(tape.input(random_tensor(context(), {4, 2}, dtype(), 1)));
+  const Var y = moved(x);
   tape.backward(y, random_tensor(context(), {4, 1}, dtype(), 2));
   EXPECT_EQ(optimizer.step().stepped, 4);
   EXPECT_NE(masters_of(moved.parameters()), before);

@@ -679,6 +679,21 @@ TEST(LinearKernelsTest, B04_CancellationIsJudgedByTheSumOfMagnitudes) {
   EXPECT_TRUE(within(got, 1, hard(3, 0x1p25 + 1, Dtype::f32), Dtype::f32));
 }
 
+TEST(LinearKernelsTest, B05_OperandsOfF32AreNotRounded) {
+  const GuardedMatrix w(Dtype::f32, Values(1, 1, {1}));
+  for (const double value : {1 + 0x1p-11, 1 + 0x1p-11 + 0x1p-20}) {
+    const GuardedMatrix x(Dtype::f32, Values(1, 1, {value}));
+    GuardedMatrix y(Dtype::f32, 1, 1), dx(Dtype::f32, 1, 1), dw(Dtype::f32, 1, 1);
+    kernels::linear_forward(execution(), {.x = x.matrix(), .w = w.matrix(), .y = y.matrix()});
+    kernels::linear_input_gradient(execution(), {.dz = x.matrix(), .w = w.matrix(), .dx = dx.matrix()});
+    kernels::linear_weight_gradient(execution(), {.dz = x.matrix(), .x = w.matrix(), .dw = dw.matrix()});
+    for (const GuardedMatrix* product : {&y, &dx, &dw}) EXPECT_EQ(product->values().at(0, 0), value);
+  }
+  // bf16 rounds operands when they are stored, ties to even.
+  EXPECT_EQ(static_cast<float>(bf16(1.00390625f)), 1);
+  EXPECT_EQ(static_cast<float>(bf16(1.01171875f)), 1.015625f);
+}
+
 TEST(LinearKernelsTest, BiasGradientOf1600OnesIs1600InBf16) {
   const GuardedMatrix ones(Dtype::bf16, Values(1600, 1).map([](double) { return 1; }));
   GuardedMatrix db(Dtype::bf16, 1, 1), dw(Dtype::bf16, 1, 1), fused(Dtype::bf16, 1, 1);

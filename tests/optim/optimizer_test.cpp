@@ -460,6 +460,7 @@ TEST(OptimizerSetTest, MovesWithItsState) {
   give_gradient(set["p"], {1});
   optimizer.step();
   Optimizer moved = std::move(optimizer);
+  EXPECT_THROW(optimizer.step(), StateError);  // NOLINT(bugprone-use-after-move): what it is about
   optimizer = Adam(one_value(Dtype::f32, 0));
   give_gradient(set["p"], {1});
   moved.step();
