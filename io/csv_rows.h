@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include <fusegrad/io/file.h>
+#include <fusegrad/autograd/file.h>
 
 namespace fusegrad::detail {
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <fusegrad/io/file.h>
+#include <fusegrad/autograd/file.h>
 #include <fusegrad/io/packed_file.h>
 
 namespace fusegrad::detail {

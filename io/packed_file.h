@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include <fusegrad/io/file.h>
+#include <fusegrad/autograd/file.h>
 
 struct z_stream_s;  // zlib's, without its header
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include <fusegrad/io/file.h>
+#include <fusegrad/autograd/file.h>
 #include <fusegrad/io/weights.h>
 
 namespace fusegrad::detail {

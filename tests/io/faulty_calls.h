@@ -9,7 +9,7 @@
 
 #include <unistd.h>
 
-#include <fusegrad/io/file.h>
+#include <fusegrad/autograd/file.h>
 
 namespace fusegrad::test {
 

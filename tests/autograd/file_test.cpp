@@ -16,7 +16,7 @@
 #include "tests/io/temporary_directory.h"
 
 #include <fusegrad/autograd/error.h>
-#include <fusegrad/io/file.h>
+#include <fusegrad/autograd/file.h>
 
 namespace fusegrad {
 namespace {

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include <fusegrad/autograd/check.h>
-#include <fusegrad/io/file.h>
+#include <fusegrad/autograd/file.h>
 
 namespace fusegrad::detail {
 namespace {
