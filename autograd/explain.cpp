@@ -1,7 +1,8 @@
-// The text of Tape::explain.
+// Tape::explain, as text and as JSON.
 #include <iterator>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <fusegrad/autograd/tape_state.h>
 
@@ -18,6 +19,38 @@ std::string_view text_of(AbsorbOutcome outcome) {
     case AbsorbOutcome::declined: return "activation gradient not absorbed: the consumer declined";
   }
   return "";
+}
+
+std::string_view name_of(AbsorbOutcome outcome) {
+  switch (outcome) {
+    case AbsorbOutcome::none: return "none";
+    case AbsorbOutcome::absorbed: return "absorbed";
+    case AbsorbOutcome::consumer_cannot: return "consumer_cannot";
+    case AbsorbOutcome::observed: return "observed";
+    case AbsorbOutcome::fusion_off: return "fusion_off";
+    case AbsorbOutcome::declined: return "declined";
+  }
+  return "none";
+}
+
+std::string_view name_of(NodeKind kind) {
+  switch (kind) {
+    case NodeKind::input: return "input";
+    case NodeKind::variable: return "variable";
+    case NodeKind::parameter: return "parameter";
+    case NodeKind::op: return "op";
+  }
+  return "op";
+}
+
+using Json = nlohmann::ordered_json;
+
+Json list_of(std::span<const std::string_view> notes) {
+  Json list = Json::array();
+  for (const std::string_view note : notes) {
+    if (!note.empty()) list.push_back(note);
+  }
+  return list;
 }
 
 }  // namespace
@@ -49,6 +82,32 @@ std::string TapeState::explain() const {
     }
   }
   return text;
+}
+
+std::string TapeState::explain_json() const {
+  Json all = Json::array();
+  for (std::size_t index = 0; index < nodes.size(); ++index) {
+    const Node& node = nodes[index];
+    Json shape = Json::array();
+    for (int axis = 0; axis < node.shape.rank(); ++axis) shape.push_back(node.shape[axis]);
+    Json one{{"index", index}, {"kind", name_of(node.kind)}, {"op", node.op}};
+    if (node.kind == NodeKind::parameter) one["name"] = parameters[node.parameter].parameter.name();
+    one["inputs"] = inputs_of(node);
+    one["dtype"] = fusegrad::name_of(node.dtype);
+    one["shape"] = std::move(shape);
+    one["saved_bytes"] = node.saved_bytes;
+    one["needs_gradient"] = node.needs_gradient;
+    one["forward"] = list_of(node.forward_notes);
+    one["backward"] = list_of(node.backward_notes);
+    one["absorb"] = name_of(node.absorb);
+    one["bias_absorbed"] = node.bias_absorbed;
+    all.push_back(std::move(one));
+  }
+  const Json tape{{"mode", mode == Mode::training ? "training" : "inference"},
+                  {"fusion", fusion == Fusion::on ? "on" : "off"},
+                  {"nodes", std::move(all)}};
+  // A parameter's name may be any bytes.
+  return tape.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace fusegrad::detail

@@ -234,7 +234,9 @@ std::int64_t Tape::saved_bytes() const {
   return bytes;
 }
 
-std::string Tape::explain() const { return state_->explain(); }
+std::string Tape::explain(ExplainFormat format) const {
+  return format == ExplainFormat::json ? state_->explain_json() : state_->explain();
+}
 
 void Rule::save(const Tensor& tensor) { saved_[static_cast<std::size_t>(saved_count_++)] = {tensor, tensor.version()}; }
 

@@ -65,6 +65,9 @@ class Var {
   Tensor value_;
 };
 
+/// What Tape::explain returns: lines to read, or the same as a JSON object for programs.
+enum class ExplainFormat : std::uint8_t { text, json };
+
 struct TapeOptions {
   Mode mode = Mode::training;
   /// Unset: the context's.
@@ -144,8 +147,14 @@ class Tape {
   std::int64_t size() const;
   /// Bytes that backward will read and that nothing else keeps alive on purpose: the saved values of all nodes.
   std::int64_t saved_bytes() const;
-  /// One line a node: op, shape, dtype, what ran forward and backward, and why.
-  std::string explain() const;
+  /// One line a node: op, shape, dtype, what ran forward and backward, and why. As JSON, indented by one space:
+  ///   {"mode": "training", "fusion": "on", "nodes": [{"index", "kind", "op", "inputs", "dtype", "shape",
+  ///   "saved_bytes",
+  ///    "needs_gradient", "forward": [...], "backward": [...], "absorb", "bias_absorbed"}, ...]}
+  /// A parameter has its "name" too. "forward" and "backward" hold the same notes as the text: the strategy, the
+  /// algorithm, its time and the runners-up if they were measured, the reason for any fallback. "absorb" is "none",
+  /// "absorbed", "consumer_cannot", "observed", "fusion_off" or "declined". An inference tape has no nodes.
+  std::string explain(ExplainFormat format = ExplainFormat::text) const;
 
  private:
   std::shared_ptr<detail::TapeState> state_;

@@ -102,7 +102,9 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
     return std::span(inputs).subspan(node.first_input, node.input_count);
   }
 
-  std::string explain() const;  // explain.cpp
+  // explain.cpp
+  std::string explain() const;
+  std::string explain_json() const;
 
   std::optional<Context> context;  ///< empty while idle, so that an idle tape does not keep its context alive
   Mode mode = Mode::training;
