@@ -23,6 +23,7 @@
 #include <fusegrad/ops/linear.h>
 #include <fusegrad/ops/loss_options.h>
 #include <fusegrad/ops/mse_loss.h>
+#include <fusegrad/ops/plans.h>
 #include <fusegrad/ops/reduction.h>
 #include <fusegrad/ops/reshape.h>
 #include <fusegrad/ops/softmax_cross_entropy.h>

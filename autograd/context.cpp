@@ -77,13 +77,20 @@ PlanPolicy resolve_plans(const std::optional<PlanPolicy>& option) {
   return value == "measure" ? PlanPolicy::measure : PlanPolicy::heuristic;
 }
 
+std::string resolve_plan_cache(const std::optional<std::string>& option) {
+  if (option) return *option;
+  const char* path = environment("FUSEGRAD_PLAN_CACHE");
+  return path ? path : "";
+}
+
 detail::ContextSettings resolve(const ContextOptions& options) {
   return {.threads = resolve_threads(options.threads),
           .fusion = resolve_fusion(options.fusion),
           .math = options.math,
           .strategy = resolve_strategy(options.strategy),
           .plans = resolve_plans(options.plans),
-          .deterministic = options.deterministic};
+          .deterministic = options.deterministic,
+          .plan_cache = resolve_plan_cache(options.plan_cache)};
 }
 
 }  // namespace
@@ -119,6 +126,7 @@ Strategy Context::strategy() const { return state_->settings().strategy; }
 PlanPolicy Context::plan_policy() const { return state_->settings().plans; }
 bool Context::deterministic() const { return state_->settings().deterministic; }
 const Counters& Context::counters() const { return state_->counters(); }
+const std::vector<std::string>& Context::warnings() const { return state_->warnings(); }
 MemoryUse Context::memory() const { return state_->memory().use(); }
 void Context::synchronize() const { state_->backend().synchronize(); }
 void Context::release_cached_memory() const { state_->memory().trim(); }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 struct CUstream_st;  // a borrowed CUDA stream, without CUDA's headers
 
@@ -57,7 +58,8 @@ constexpr std::string_view name_of(Strategy strategy) {
 
 /// How a GPU chooses the strategy of a fused step and the algorithm of each product.
 ///   heuristic  by rank: the library's order of strategies, cuBLASLt's order of algorithms
-///   measure    the first use of each shape times every candidate on this card, in private memory, and takes the fastest
+///   measure    the first use of each shape times every candidate on this card, in private memory, and takes the
+///   fastest
 ///              whose results are verified; that takes milliseconds to seconds a shape. See ops/plans.h to keep plans.
 /// With ContextOptions::deterministic nothing is timed, whatever the policy, but every algorithm is verified. A CPU has
 /// one way, whatever the policy.
@@ -83,6 +85,10 @@ struct ContextOptions {
   /// GPU: the same bits in every run of the same program on the same card and library versions. Excludes algorithms
   /// that may sum in a varying order. A CPU's results are deterministic anyway.
   bool deterministic = false;
+  /// File that keeps a GPU's plans from one run of a program to the next (see ops/plans.h); "": none. A context reads
+  /// it when it is made, and, if it has measured something since, adds that when it is destroyed. A file that does not
+  /// fit is ignored, and warnings() says why. Unset: FUSEGRAD_PLAN_CACHE, else none. A CPU has no plans to keep.
+  std::optional<std::string> plan_cache = std::nullopt;
 };
 
 /// What a context has done so far; all counts start at 0 and only grow.
@@ -102,7 +108,9 @@ struct Counters {
   std::int64_t plan_evictions = 0;   ///< plans dropped because there were too many
   std::int64_t plan_uses = 0;        ///< products that cuBLASLt ran
   std::int64_t plans_measured = 0;   ///< plans and fused steps whose candidates were timed
-  std::int64_t rejected_candidates = 0;  ///< algorithms that gave wrong results when they were verified
+  std::int64_t plans_loaded = 0;     ///< plans and fused steps whose choice was taken from a file
+  std::int64_t rejected_candidates = 0;  ///< algorithms that gave wrong results when they were verified, and those of a
+                                         ///< file that cuBLASLt does not offer
 };
 
 /// Bytes held by a context.
@@ -139,6 +147,9 @@ class Context {
   bool deterministic() const;
   const Counters& counters() const;
   MemoryUse memory() const;
+  /// What was ignored and why, oldest first: a plan file that does not fit, a plan of a file that is wrong. The library
+  /// prints nothing. Valid as long as the context.
+  const std::vector<std::string>& warnings() const;
   /// Waits for all work on this context. Nothing to do on a CPU. Errors: CudaError.
   void synchronize() const;
   /// Gives cached memory back to the system. Live tensors are not touched.

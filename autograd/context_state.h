@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <fusegrad/autograd/context.h>
@@ -21,6 +22,7 @@ struct ContextSettings {
   Strategy strategy = Strategy::automatic;
   PlanPolicy plans = PlanPolicy::heuristic;
   bool deterministic = false;
+  std::string plan_cache = {};  ///< path; empty: none
 };
 
 class ContextState : public std::enable_shared_from_this<ContextState> {
@@ -33,6 +35,7 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   ThreadPool& pool() { return pool_; }
   Counters& counters() { return counters_; }
   const ContextSettings& settings() const { return settings_; }
+  std::vector<std::string>& warnings() { return warnings_; }
   Fusion fusion() const { return settings_.fusion; }
   /// Null on a CPU.
   CudaState* cuda() const { return cuda_.get(); }
@@ -45,6 +48,7 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   ThreadPool pool_;
   Counters counters_;
   ContextSettings settings_;
+  std::vector<std::string> warnings_;
   std::vector<std::shared_ptr<TapeState>> idle_tapes_;
   std::shared_ptr<CudaState> cuda_;  // last, because it gives its memory back to the backend
 };

@@ -38,7 +38,10 @@ CudaState::CudaState(ContextState& context)
   const DeviceScope scope(device());
   blaslt_ = make_blaslt(backend_, context.settings());
   ways_ = make_linear_ways();
+  load_plan_cache(*this);
 }
+
+CudaState::~CudaState() { save_plan_cache(*this); }
 
 int CudaState::device() const { return backend_.device().index; }
 

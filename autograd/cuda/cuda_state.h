@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/execution.h>
@@ -61,6 +63,10 @@ class CudaState {
  public:
   /// `context` owns this and has a CudaBackend. Errors: CudaError; DeviceError for an unfit cuBLASLt.
   explicit CudaState(ContextState& context);
+  /// Saves plans that the context has measured, if it has a plan cache.
+  ~CudaState();
+  CudaState(const CudaState&) = delete;
+  CudaState& operator=(const CudaState&) = delete;
 
   int device() const;
   CUstream_st* stream() const;
@@ -76,6 +82,8 @@ class CudaState {
   LinearWays& ways() { return *ways_; }
   Counters& counters() { return context_.counters(); }
   const ContextSettings& settings() const { return context_.settings(); }
+  /// Adds to Context::warnings().
+  void warn(std::string text) { context_.warnings().push_back(std::move(text)); }
 
  private:
   ContextState& context_;
@@ -94,5 +102,10 @@ std::shared_ptr<Blaslt> make_blaslt(CudaBackend& backend, const ContextSettings&
 
 /// Defined in ops/cuda/linear_ways.cpp.
 std::shared_ptr<LinearWays> make_linear_ways();
+
+/// Defined in ops/cuda/plans.cpp: reads the file that the settings name, if they name one, and adds to it what the
+/// context has measured, if it has. A file that cannot be read or written is a warning, or nothing.
+void load_plan_cache(CudaState& state);
+void save_plan_cache(CudaState& state) noexcept;
 
 }  // namespace fusegrad::detail

@@ -37,6 +37,19 @@ void require_cuda_device(int device) {
                      device, major, minor, FUSEGRAD_CUDA_ARCHITECTURES, major, minor));
 }
 
+std::string cuda_card(int device) {
+  cudaDeviceProp properties = {};
+  FUSEGRAD_CUDA(cudaGetDeviceProperties(&properties, device));
+  return detail::format("{}, {} multiprocessors", static_cast<const char*>(properties.name),
+                        properties.multiProcessorCount);
+}
+
+int cuda_driver_version() {
+  int version = 0;
+  FUSEGRAD_CUDA(cudaDriverGetVersion(&version));
+  return version;
+}
+
 DeviceScope::DeviceScope(int device) {
   FUSEGRAD_CUDA(cudaGetDevice(&former_));
   if (former_ == device) return;

@@ -8,6 +8,7 @@
 
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/cuda/cuda_state.h>
+#include <fusegrad/autograd/cuda/device.h>
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/ops/cuda/blaslt.h>
 
@@ -105,6 +106,13 @@ Layout layout_of(const ConstMatrix& matrix) {
 
 cublasOperation_t operation(Transpose transpose) { return transpose == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N; }
 
+/// How an algorithm that splits the sums may add them up. Partial sums that are kept in the accumulation dtype are
+/// rounded once, whatever the algorithm.
+std::uint32_t allowed_schemes(const LtProduct& product, bool deterministic) {
+  if (size_of(product.d.dtype) != 2 && !deterministic) return CUBLASLT_REDUCTION_SCHEME_MASK;
+  return CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+}
+
 /// Split-K by an amount that the library decides when it runs: not known to repeat its bits.
 bool decides_split_at_run_time(const cublasLtMatmulAlgo_t& algorithm) {
   std::int32_t split = 0;
@@ -166,6 +174,8 @@ struct Blaslt::Plan {
   std::vector<Algorithm> candidates = {};
   bool proven = false;
   std::vector<PlanReport::Candidate> measured = {};  ///< the chosen one first
+  PlanOrigin origin = PlanOrigin::ranked;
+  std::string remark = {};  ///< what was rejected, and why
   const std::string* note = nullptr;
   std::int64_t last_use = 0;
 };
@@ -228,6 +238,13 @@ PlanKey key_of(const LtProduct& product) {
            word(product.b.ld), adds ? word(product.c.ld) : 0, word(product.d.ld), word(product.saved_ld), flags}};
 }
 
+std::optional<PlanKey> key_of(const PlanRecord& record) {
+  PlanKey key;
+  if (record.key.size() != key.words.size()) return std::nullopt;
+  std::ranges::copy(record.key, key.words.begin());
+  return key;
+}
+
 std::size_t PlanKeyHash::operator()(const PlanKey& key) const noexcept {
   // The finaliser of splitmix64 over every word.
   std::uint64_t hash = 0;
@@ -259,11 +276,7 @@ std::vector<Algorithm> Blaslt::heuristic(const Problem& problem, const LtProduct
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
       alignment_of(product.c.data ? product.c.data : product.d.data));
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(product.d.data));
-  // Partial sums of a split are kept in the accumulation dtype: one rounding, whatever the algorithm.
-  if (size_of(product.d.dtype) == 2 || settings_.deterministic) {
-    const std::uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
-  }
+  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, allowed_schemes(product, settings_.deterministic));
 
   cublasLtMatmulHeuristicResult_t results[kMaxCandidates] = {};
   int count = 0;
@@ -296,15 +309,25 @@ std::vector<Algorithm> Blaslt::algorithms(const LtProduct& product, bool with_kn
     if (other == Epilogue::none) like.bias = like.bias_gradient = like.saved = nullptr;
     for (const Algorithm& algorithm : heuristic(Problem(like, settings_.math), like)) {
       if (std::ranges::find(all, algorithm) != all.end()) continue;
-      const auto packed = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
-      cublasLtMatmulHeuristicResult_t result = {};
-      const cublasStatus_t status =
-          cublasLtMatmulAlgoCheck(handle_->value, problem.description.get(), problem.a.get(), problem.b.get(),
-                                  problem.c.get(), problem.d.get(), &packed, &result);
-      if (status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kWorkspaceBytes) all.push_back(algorithm);
+      if (offers(problem, product, algorithm)) all.push_back(algorithm);
     }
   }
   return all;
+}
+
+bool Blaslt::offers(const Problem& problem, const LtProduct& product, const Algorithm& algorithm) const {
+  const auto packed = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
+  cublasLtMatmulHeuristicResult_t result = {};
+  const cublasStatus_t status =
+      cublasLtMatmulAlgoCheck(handle_->value, problem.description.get(), problem.a.get(), problem.b.get(),
+                              problem.c.get(), problem.d.get(), &packed, &result);
+  if (status != CUBLAS_STATUS_SUCCESS || result.workspaceSize > kWorkspaceBytes) return false;
+  std::uint32_t scheme = 0;
+  std::size_t written = 0;
+  FUSEGRAD_BLASLT(cublasLtMatmulAlgoConfigGetAttribute(&packed, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                                       sizeof scheme, &written));
+  if ((scheme & ~allowed_schemes(product, settings_.deterministic)) != 0) return false;
+  return !settings_.deterministic || !decides_split_at_run_time(packed);
 }
 
 bool Blaslt::launch(const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream) const {
@@ -356,19 +379,28 @@ Stopwatch& Blaslt::stopwatch() {
 
 bool Blaslt::may_search() const { return !backend_.stream().capturing(); }
 
-void Blaslt::search_plan(const CudaExecution& execution, const LtProduct& product, Plan& plan, Clock clock) {
+/// Nothing if there is no memory to try anything in.
+std::optional<SearchResult> Blaslt::try_candidates(const CudaExecution& execution, const LtProduct& product, Plan& plan,
+                                                   Clock clock) {
   const std::unique_ptr<Trial> trial = Trial::make(backend_, product);
-  if (!trial) return;  // no memory to try anything in: the heuristic's choice stays
+  if (!trial) return std::nullopt;
   if (clock == Clock::running) plan.candidates = algorithms(product);
   const CudaExecution aside{stopwatch().stream().get(), execution.state};
   const auto run = [&](const LtProduct& operands, const Algorithm& algorithm, CUstream_st* stream) {
     return launch(plan.problem, operands, algorithm, stream);
   };
-  const SearchResult result = search(aside, stopwatch(), *trial, plan.candidates, run, clock);
+  SearchResult result = search(aside, stopwatch(), *trial, plan.candidates, run, clock);
   stopwatch().stream().synchronize();
   Counters& counters = execution.state.counters();
   counters.rejected_candidates += result.rejected;
   counters.plans_measured += clock == Clock::running;
+  return result;
+}
+
+void Blaslt::search_plan(const CudaExecution& execution, const LtProduct& product, Plan& plan, Clock clock) {
+  const std::optional<SearchResult> tried = try_candidates(execution, product, plan, clock);
+  if (!tried) return;  // the heuristic's choice stays
+  const SearchResult& result = *tried;
   const auto us = [&](int index) { return result.us.empty() ? 0 : result.us[static_cast<std::size_t>(index)]; };
   std::vector<int> order(plan.candidates.size());
   std::iota(order.begin(), order.end(), 0);
@@ -383,15 +415,54 @@ void Blaslt::search_plan(const CudaExecution& execution, const LtProduct& produc
     plan.measured.clear();
   } else {
     plan.candidates = {plan.candidates[static_cast<std::size_t>(result.chosen)]};
+    plan.origin = clock == Clock::running ? PlanOrigin::measured : PlanOrigin::verified;
   }
   if (result.rejected != 0) {
-    plan.what += detail::format(" ({} algorithms rejected: {})", result.rejected, result.rejection);
+    if (!plan.remark.empty()) plan.remark += "; ";
+    plan.remark += detail::format("{} algorithms rejected: {}", result.rejected, result.rejection);
   }
+}
+
+/// Gives `plan` the algorithm that a file has for the product. False if there is none, if it is wrong, or if it cannot
+/// be verified now.
+bool Blaslt::take_proposal(const CudaExecution& execution, const LtProduct& product, Plan& plan) {
+  const auto found = proposals_.find(key_of(product));
+  if (found == proposals_.end()) return false;
+  Proposal& proposal = found->second;
+  std::string_view fault = "cuBLASLt does not offer it";
+  if (offers(plan.problem, product, proposal.algorithm)) {
+    fault = {};
+    if (!proposal.trusted) {
+      if (!may_search()) return false;
+      plan.candidates = {proposal.algorithm};
+      const std::optional<SearchResult> tried = try_candidates(execution, product, plan, Clock::stopped);
+      plan.candidates.clear();
+      if (!tried) return false;
+      fault = tried->rejection;
+      proposal.trusted = fault.empty();
+    }
+  } else {
+    ++execution.state.counters().rejected_candidates;
+  }
+  if (!fault.empty()) {
+    plan.remark = detail::format("the algorithm of the plan file rejected: {}", fault);
+    execution.state.warn(detail::format("plan file: the algorithm for {} was rejected: {}", plan.what, fault));
+    proposals_.erase(found);
+    return false;
+  }
+  // Should it refuse its first run, the heuristic's have their turn, as they would without the file.
+  if (!settings_.deterministic) plan.candidates = heuristic(plan.problem, product);
+  plan.candidates.insert(plan.candidates.begin(), proposal.algorithm);
+  plan.measured = proposal.record.candidates;
+  plan.measured.front().name = describe(proposal.algorithm);
+  plan.origin = PlanOrigin::file;
+  ++execution.state.counters().plans_loaded;
+  return true;
 }
 
 std::unique_ptr<Blaslt::Plan> Blaslt::make_plan(const CudaExecution& execution, const LtProduct& product) {
   auto plan = std::make_unique<Plan>(product, settings_.math);
-  if (known_bad(product)) return plan;
+  if (known_bad(product) || take_proposal(execution, product, *plan)) return plan;
   plan->candidates = heuristic(plan->problem, product);
   if (plan->candidates.empty() || !may_search()) return plan;
   if (settings_.deterministic) {
@@ -444,12 +515,17 @@ const std::string* Blaslt::run(const CudaExecution& execution, const LtProduct& 
     require<CudaError>(!plan.proven, "cuda: cublasLtMatmul refused {}, which it has run before", plan.what);
     // An algorithm that the heuristic offered may still refuse its first run; then the next one has its turn.
     plan.candidates.erase(plan.candidates.begin());
+    plan.measured.clear();
+    plan.origin = PlanOrigin::ranked;
   }
   return nullptr;
 }
 
 std::string Blaslt::note_of(const Plan& plan) {
-  std::string text = plan.what + ": " + describe(plan.candidates.front());
+  std::string text = plan.what;
+  if (!plan.remark.empty()) text += detail::format(" ({})", plan.remark);
+  text += ": " + describe(plan.candidates.front());
+  if (plan.origin == PlanOrigin::file) text += ", from a plan file";
   if (plan.measured.empty() || plan.measured.front().us == 0) return text;
   text += detail::format(", {:.1f} us, the best of {}", plan.measured.front().us, plan.measured.size());
   if (plan.measured.size() > 1) text += detail::format(" (next {:.1f} us)", plan.measured[1].us);
@@ -459,7 +535,7 @@ std::string Blaslt::note_of(const Plan& plan) {
 std::vector<PlanReport> Blaslt::reports() const {
   std::vector<PlanReport> all;
   for (const auto& [key, plan] : plans_) {
-    PlanReport report{.what = plan->what, .candidates = plan->measured};
+    PlanReport report{.what = plan->what, .candidates = plan->measured, .origin = plan->origin, .remark = plan->remark};
     if (report.candidates.empty() && !plan->candidates.empty()) {
       report.candidates.push_back({describe(plan->candidates.front())});
     }
@@ -467,6 +543,57 @@ std::vector<PlanReport> Blaslt::reports() const {
   }
   std::ranges::sort(all, {}, &PlanReport::what);
   return all;
+}
+
+const PlanSource& Blaslt::source() {
+  if (!source_) {
+    source_ = {.card = cuda_card(backend_.device().index),
+               .driver = cuda_driver_version(),
+               .library = static_cast<std::int64_t>(cublasLtGetVersion()),
+               .workspace = static_cast<std::int64_t>(kWorkspaceBytes),
+               .math = settings_.math == MathMode::tf32 ? "tf32" : "fp32",
+               .deterministic = settings_.deterministic};
+  }
+  return *source_;
+}
+
+std::vector<PlanRecord> Blaslt::records() const {
+  std::vector<PlanRecord> all;
+  for (const auto& [key, plan] : plans_) {
+    if (plan->origin == PlanOrigin::ranked || plan->candidates.empty()) continue;
+    const Algorithm& algorithm = plan->candidates.front();
+    all.push_back({.subject = PlanSubject::product,
+                   .key = {key.words.begin(), key.words.end()},
+                   .algorithm = {algorithm.words.begin(), algorithm.words.end()},
+                   .what = plan->what,
+                   .candidates = plan->measured});
+  }
+  for (const auto& [key, proposal] : proposals_) {
+    if (!plans_.contains(key)) all.push_back(proposal.record);
+  }
+  return all;
+}
+
+bool Blaslt::has_measured() const {
+  return std::ranges::any_of(plans_, [](const auto& plan) { return plan.second->origin == PlanOrigin::measured; });
+}
+
+int Blaslt::propose(const std::vector<PlanRecord>& records, bool verify) {
+  int taken = 0;
+  for (const PlanRecord& record : records) {
+    Proposal proposal{.record = record, .trusted = !verify && !settings_.deterministic};
+    const std::optional<PlanKey> key = key_of(record);
+    if (record.subject != PlanSubject::product || !key || record.candidates.empty() ||
+        record.algorithm.size() != proposal.algorithm.words.size()) {
+      continue;
+    }
+    std::ranges::copy(record.algorithm, proposal.algorithm.words.begin());
+    const auto made = plans_.find(*key);
+    if (made != plans_.end() && made->second->origin == PlanOrigin::ranked) plans_.erase(made);
+    proposals_.insert_or_assign(*key, std::move(proposal));
+    ++taken;
+  }
+  return taken;
 }
 
 std::shared_ptr<Blaslt> make_blaslt(CudaBackend& backend, const ContextSettings& settings) {

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -22,12 +23,14 @@
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/ops/cuda/lt_product.h>
 #include <fusegrad/ops/cuda/plan_search.h>
+#include <fusegrad/ops/plan_file.h>
 
 namespace fusegrad::detail {
 
 class CudaBackend;
 
-/// All that the choice of an algorithm depends on.
+/// All that the choice of an algorithm depends on. Plan files hold these words: whoever changes what one of them means
+/// raises kPlanFileVersion.
 struct PlanKey {
   std::array<std::uint64_t, 9> words = {};
   bool operator==(const PlanKey&) const = default;
@@ -36,16 +39,8 @@ struct PlanKeyHash {
   std::size_t operator()(const PlanKey& key) const noexcept;
 };
 PlanKey key_of(const LtProduct& product);
-
-/// What has been chosen for a product, and from what.
-struct PlanReport {
-  struct Candidate {
-    std::string name;
-    double us = 0;  ///< microseconds; 0: not measured
-  };
-  std::string what;
-  std::vector<Candidate> candidates = {};  ///< the chosen one first
-};
+/// None if the record's has another number of words.
+std::optional<PlanKey> key_of(const PlanRecord& record);
 
 class Blaslt {
  public:
@@ -79,6 +74,17 @@ class Blaslt {
   /// What has been chosen so far.
   std::vector<PlanReport> reports() const;
 
+  // Plan files.
+  /// What the choices of this context depend on beside their keys. Errors: CudaError.
+  const PlanSource& source();
+  /// What was measured or verified here, and what was read and not used yet.
+  std::vector<PlanRecord> records() const;
+  /// True if something was measured here.
+  bool has_measured() const;
+  /// Algorithms to use for products that were not measured here. Each is verified first if `verify`. Records of other
+  /// subjects and of another form are left out; returns how many are not.
+  int propose(const std::vector<PlanRecord>& records, bool verify);
+
   /// For tests: makes `epilogue` one for which there is no algorithm, or undoes that.
   void force_no_algorithm(Epilogue epilogue, bool absent = true) {
     absent_.set(static_cast<std::size_t>(epilogue), absent);
@@ -92,13 +98,23 @@ class Blaslt {
   struct Problem;
   struct Plan;
   struct Handle;
+  /// An algorithm that a file has for a product.
+  struct Proposal {
+    PlanRecord record;
+    Algorithm algorithm = {};
+    bool trusted = false;
+  };
 
   bool within_limits(const LtProduct& product) const;
   std::vector<Algorithm> heuristic(const Problem& problem, const LtProduct& product) const;
+  bool offers(const Problem& problem, const LtProduct& product, const Algorithm& algorithm) const;
   bool launch(const Problem& problem, const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream) const;
   Plan& plan_for(const CudaExecution& execution, const LtProduct& product);
   std::unique_ptr<Plan> make_plan(const CudaExecution& execution, const LtProduct& product);
+  std::optional<SearchResult> try_candidates(const CudaExecution& execution, const LtProduct& product, Plan& plan,
+                                             Clock clock);
   void search_plan(const CudaExecution& execution, const LtProduct& product, Plan& plan, Clock clock);
+  bool take_proposal(const CudaExecution& execution, const LtProduct& product, Plan& plan);
   void evict_one();
   static std::string note_of(const Plan& plan);
 
@@ -108,6 +124,8 @@ class Blaslt {
   void* workspace_ = nullptr;
   std::unique_ptr<Stopwatch> stopwatch_;
   std::unordered_map<PlanKey, std::unique_ptr<Plan>, PlanKeyHash> plans_;
+  std::unordered_map<PlanKey, Proposal, PlanKeyHash> proposals_;
+  std::optional<PlanSource> source_;
   std::set<std::string> texts_;  // notes of plans, evicted ones included: tapes point to them
   std::size_t plan_limit_ = 4096;
   std::int64_t tick_ = 0;

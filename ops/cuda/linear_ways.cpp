@@ -116,6 +116,7 @@ class CountersKept {
     before_.plan_misses = counters_.plan_misses;
     before_.plan_evictions = counters_.plan_evictions;
     before_.plans_measured = counters_.plans_measured;
+    before_.plans_loaded = counters_.plans_loaded;
     before_.rejected_candidates = counters_.rejected_candidates;
     counters_ = before_;
   }
@@ -155,6 +156,8 @@ PlanReport measure(const CudaExecution& aside, Stopwatch& stopwatch, std::vector
     report.candidates.push_back({name_of_way(ways[i]), us[i]});
   }
   ways = std::move(sorted);
+  report.kind = PlanKind::step;
+  report.origin = PlanOrigin::measured;
   return report;
 }
 
@@ -172,14 +175,44 @@ std::int64_t cache_bytes(int device) {
   return bytes;
 }
 
+bool measures(const ContextSettings& settings) {
+  return settings.plans == PlanPolicy::measure && !settings.deterministic;
+}
+
+// Names in plan files.
+std::string_view file_name_of(const InputGradientWay& way) { return name_of(way.strategy); }
+std::string_view file_name_of(BiasWay way) { return way == BiasWay::in_product ? "in product" : "column sum"; }
+
+template <class Way>
+std::optional<Way> way_from(std::string_view name);
+
+template <>
+std::optional<InputGradientWay> way_from(std::string_view name) {
+  for (const Strategy strategy : {Strategy::epilogue, Strategy::split, Strategy::pass}) {
+    if (name == name_of(strategy)) return InputGradientWay{.strategy = strategy};
+  }
+  return std::nullopt;
+}
+
+template <>
+std::optional<BiasWay> way_from(std::string_view name) {
+  for (const BiasWay way : {BiasWay::in_product, BiasWay::column_sum}) {
+    if (name == file_name_of(way)) return way;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
+
+bool LinearWays::chooses(const ContextSettings& settings) const {
+  return measures(settings) || !input_gradients_.empty() || !bias_gradients_.empty() ||
+         !proposed_input_gradients_.empty() || !proposed_bias_gradients_.empty();
+}
 
 const InputGradientWay* LinearWays::input_gradient(const CudaExecution& execution, const LinearInputGradient& args,
                                                    Strategy preferred, bool fusable) {
   const PlanKey key = key_of(args);
   if (const auto found = input_gradients_.find(key); found != input_gradients_.end()) return &found->second.way;
-  Blaslt& blaslt = execution.state.blaslt();
-  if (!blaslt.may_search()) return nullptr;
 
   const bool with_bias = args.bias.data != nullptr;
   std::vector<InputGradientWay> ways{{.strategy = preferred}};
@@ -193,6 +226,26 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
     add({.strategy = Strategy::pass, .blocks = static_cast<int>((bytes + half - 1) / half)});
   if (fusable && (!with_bias || args.bias.dtype == args.dx.dtype)) add({.strategy = Strategy::epilogue});
   if (fusable && with_bias && args.bias_inputs > 0) add({.strategy = Strategy::split});
+
+  if (const auto read = proposed_input_gradients_.find(key); read != proposed_input_gradients_.end()) {
+    Choice<InputGradientWay> choice = std::move(read->second);
+    proposed_input_gradients_.erase(read);
+    // The key does not hold all that decides what is possible.
+    if (std::ranges::find(ways, choice.way.strategy, &InputGradientWay::strategy) != ways.end()) {
+      ++execution.state.counters().plans_loaded;
+      choice.way.note = *texts_
+                             .insert(detail::format("dx: {}{}; from a plan file: {}", name_of_way(choice.way),
+                                                    choice.way.strategy == Strategy::pass ? "" : " in the product",
+                                                    text_of(choice.report)))
+                             .first;
+      return &input_gradients_.emplace(key, std::move(choice)).first->second.way;
+    }
+    ++execution.state.counters().rejected_candidates;
+    execution.state.warn(detail::format("plan file: the strategy {} was rejected for {}: it cannot do that",
+                                        name_of_way(choice.way), choice.report.what));
+  }
+  Blaslt& blaslt = execution.state.blaslt();
+  if (!measures(execution.state.settings()) || !blaslt.may_search()) return nullptr;
 
   Choice<InputGradientWay> choice{.way = ways.front()};
   if (ways.size() > 1) {
@@ -251,8 +304,14 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
 const BiasWay* LinearWays::bias_gradient(const CudaExecution& execution, const LinearWeightGradient& args) {
   const PlanKey key = key_of(args);
   if (const auto found = bias_gradients_.find(key); found != bias_gradients_.end()) return &found->second.way;
+  if (const auto read = proposed_bias_gradients_.find(key); read != proposed_bias_gradients_.end()) {
+    ++execution.state.counters().plans_loaded;
+    Choice<BiasWay> choice = std::move(read->second);
+    proposed_bias_gradients_.erase(read);
+    return &bias_gradients_.emplace(key, std::move(choice)).first->second.way;
+  }
   Blaslt& blaslt = execution.state.blaslt();
-  if (!blaslt.may_search()) return nullptr;
+  if (!measures(execution.state.settings()) || !blaslt.may_search()) return nullptr;
   Stopwatch& stopwatch = blaslt.stopwatch();
   const CudaExecution aside{stopwatch.stream().get(), execution.state};
   const CountersKept kept(execution.state.counters());
@@ -288,6 +347,51 @@ std::vector<PlanReport> LinearWays::reports() const {
   add(bias_gradients_);
   std::ranges::sort(all, {}, &PlanReport::what);
   return all;
+}
+
+std::vector<PlanRecord> LinearWays::records() const {
+  std::vector<PlanRecord> all;
+  const auto add = [&](PlanSubject subject, const auto& choices) {
+    for (const auto& [key, choice] : choices) {
+      if (choice.report.candidates.empty()) continue;
+      all.push_back({.subject = subject,
+                     .key = {key.words.begin(), key.words.end()},
+                     .way = std::string(file_name_of(choice.way)),
+                     .what = choice.report.what,
+                     .candidates = choice.report.candidates});
+    }
+  };
+  add(PlanSubject::input_gradient, input_gradients_);
+  add(PlanSubject::input_gradient, proposed_input_gradients_);
+  add(PlanSubject::bias_gradient, bias_gradients_);
+  add(PlanSubject::bias_gradient, proposed_bias_gradients_);
+  return all;
+}
+
+bool LinearWays::has_measured() const {
+  const auto any = [](const auto& choices) {
+    return std::ranges::any_of(choices,
+                               [](const auto& choice) { return choice.second.report.origin == PlanOrigin::measured; });
+  };
+  return any(input_gradients_) || any(bias_gradients_);
+}
+
+int LinearWays::propose(const std::vector<PlanRecord>& records) {
+  int taken = 0;
+  const auto put = [&]<class Way>(const PlanRecord& record, const Choices<Way>& known, Choices<Way>& proposed) {
+    const std::optional<PlanKey> key = detail::key_of(record);
+    const std::optional<Way> way = way_from<Way>(record.way);
+    if (!key || !way || record.candidates.empty() || known.contains(*key)) return;
+    const PlanReport report{
+        .what = record.what, .candidates = record.candidates, .kind = PlanKind::step, .origin = PlanOrigin::file};
+    proposed.insert_or_assign(*key, Choice<Way>{.way = *way, .report = report});
+    ++taken;
+  };
+  for (const PlanRecord& record : records) {
+    if (record.subject == PlanSubject::input_gradient) put(record, input_gradients_, proposed_input_gradients_);
+    if (record.subject == PlanSubject::bias_gradient) put(record, bias_gradients_, proposed_bias_gradients_);
+  }
+  return taken;
 }
 
 std::shared_ptr<LinearWays> make_linear_ways() { return std::make_shared<LinearWays>(); }

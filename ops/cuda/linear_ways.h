@@ -39,8 +39,11 @@ namespace fusegrad::detail {
 /// What has been measured, by shape.
 class LinearWays {
  public:
-  /// The measured way for `args`, which is measured now if it was not before. `preferred` is the way without
-  /// measurement; `fusable`: a product can apply the activation gradient. Null if it cannot be measured now.
+  /// True if anything was measured, read from a file, or is to be measured.
+  bool chooses(const ContextSettings& settings) const;
+  /// The way for `args` that was measured before, or read from a file; else it is measured now. `preferred` is the way
+  /// without measurement; `fusable`: a product can apply the activation gradient. Null if it is not to be measured, or
+  /// cannot be measured now.
   const kernels::InputGradientWay* input_gradient(const CudaExecution& execution,
                                                   const kernels::LinearInputGradient& args, Strategy preferred,
                                                   bool fusable);
@@ -49,6 +52,11 @@ class LinearWays {
 
   /// What has been chosen so far.
   std::vector<PlanReport> reports() const;
+
+  // Plan files; see Blaslt.
+  std::vector<PlanRecord> records() const;
+  bool has_measured() const;
+  int propose(const std::vector<PlanRecord>& records);
 
  private:
   template <class Way>
@@ -61,6 +69,9 @@ class LinearWays {
 
   Choices<kernels::InputGradientWay> input_gradients_;
   Choices<kernels::BiasWay> bias_gradients_;
+  // Read from a file, and not used yet.
+  Choices<kernels::InputGradientWay> proposed_input_gradients_;
+  Choices<kernels::BiasWay> proposed_bias_gradients_;
   std::set<std::string> texts_;  // notes, which tapes point to
 };
 

@@ -2,6 +2,7 @@
 // measured on a GPU: v = AB + beta C + bias, then the activation; beta C comes before an activation gradient; the mask
 // bit is v >= 0; bias gradients are overwritten, in D's dtype. A request that the real library would refuse, or read
 // out of bounds for, ends the program with what is wrong.
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -42,9 +43,16 @@ struct FakePreference {
 /// What an algorithm was chosen for; it may be used for nothing less aligned.
 struct FakeAlgorithm {
   std::uint32_t alignment[6];  // A, B, C, D, bias, aux
-  std::int64_t extents[3];
+  std::int64_t number;
+  std::int64_t extents[2];
 };
 static_assert(sizeof(FakeAlgorithm) <= sizeof(cublasLtMatmulAlgo_t));
+
+// Algorithms, in the order in which the heuristic offers them. The first refuses to run. The last is not offered: its
+// results are wrong.
+constexpr std::int64_t kRefusing = 0;
+constexpr std::int64_t kOffered = 3;
+constexpr std::int64_t kWrong = 3;
 
 namespace {
 
@@ -114,6 +122,9 @@ double gelu_slope(double z) {
   return 0.5 * (1 + t) + 0.5 * z * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * z * z);
 }
 
+/// The library has no algorithm for it.
+bool is_impossible(const FakeDescription& d) { return is_bgradb(d.epilogue) && d.transpose_b != CUBLAS_OP_T; }
+
 void check_request(const FakeDescription& d, const FakeLayout& A, const FakeLayout& B, const FakeLayout& C,
                    const FakeLayout& D) {
   const std::int64_t k = d.transpose_a == CUBLAS_OP_T ? A.rows : A.cols;
@@ -134,7 +145,6 @@ void check_request(const FakeDescription& d, const FakeLayout& A, const FakeLayo
     const bool gelu = has(d.epilogue, CUBLASLT_EPILOGUE_GELU) || has(d.epilogue, 64);
     demand(d.aux_ld >= D.rows && d.aux_ld % (gelu ? 8 : 128) == 0, "the aux leading dimension is wrong");
   }
-  if (is_bgradb(d.epilogue)) demand(d.transpose_b == CUBLAS_OP_T, "BGRADB needs B transposed");
 }
 
 }  // namespace
@@ -213,10 +223,32 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t*, cublasLtMatmulAlgoConfigAttributes_t,
-                                                    void* value, std::size_t bytes, std::size_t* written) {
-  std::memset(value, 0, bytes);
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
+                                                    std::size_t bytes, std::size_t* written) {
+  FakeAlgorithm algorithm;
+  std::memcpy(&algorithm, algo, sizeof algorithm);
+  demand(bytes == sizeof(std::int32_t), "an attribute of an algorithm has the wrong size");
+  const auto number = attribute == CUBLASLT_ALGO_CONFIG_ID ? static_cast<std::int32_t>(algorithm.number) : 0;
+  std::memcpy(value, &number, sizeof number);
   return *written = bytes, CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A,
+                                       cublasLtMatrixLayout_t B, cublasLtMatrixLayout_t C, cublasLtMatrixLayout_t D,
+                                       const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
+  const FakeDescription& d = fake(desc);
+  check_request(d, fake(A), fake(B), fake(C), fake(D));
+  FakeAlgorithm algorithm;
+  std::memcpy(&algorithm, algo, sizeof algorithm);
+  result->workspaceSize = 0;
+  for (const std::uint32_t alignment : algorithm.alignment) {
+    if (!std::has_single_bit(alignment) || alignment > 256) return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  const bool fits = !is_impossible(d) && algorithm.number >= 0 && algorithm.number <= kWrong &&
+                    algorithm.extents[0] == fake(D).rows && algorithm.extents[1] == fake(D).cols &&
+                    algorithm.alignment[4] <= alignment_of(d.bias) && algorithm.alignment[5] <= alignment_of(d.aux);
+  return fits ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t A,
@@ -225,21 +257,22 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               int requested, cublasLtMatmulHeuristicResult_t* results, int* count) {
   const FakeDescription& d = fake(desc);
   check_request(d, fake(A), fake(B), fake(C), fake(D));
+  *count = 0;
+  if (is_impossible(d)) return CUBLAS_STATUS_NOT_SUPPORTED;
   const FakePreference& p = fake(preference);
   demand(p.workspace > 0, "no workspace");
   demand(fake(D).type == CUDA_R_32F || fake(D).type == CUDA_R_64F ||
              (p.schemes & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE)) == 0,
          "partial sums of 16 bits are allowed");
-  // The second is the one that works: the first refuses to run.
-  *count = std::min(requested, 2);
+  *count = std::min(requested, static_cast<int>(kOffered));
   for (int i = 0; i < *count; ++i) {
     FakeAlgorithm algorithm = {};
     std::copy(p.alignment, p.alignment + 4, algorithm.alignment);
     algorithm.alignment[4] = alignment_of(d.bias);
     algorithm.alignment[5] = alignment_of(d.aux);
-    algorithm.extents[0] = i;
-    algorithm.extents[1] = fake(D).rows;
-    algorithm.extents[2] = fake(D).cols;
+    algorithm.number = i;
+    algorithm.extents[0] = fake(D).rows;
+    algorithm.extents[1] = fake(D).cols;
     results[i] = {};
     std::memcpy(&results[i].algo, &algorithm, sizeof algorithm);
     results[i].state = CUBLAS_STATUS_SUCCESS;
@@ -258,15 +291,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
   const FakeLayout& c_layout = fake(Cdesc);
   const FakeLayout& d_layout = fake(Ddesc);
   check_request(d, a_layout, b_layout, c_layout, d_layout);
+  demand(!is_impossible(d), "BGRADB needs B transposed");
   FakeAlgorithm algorithm;
   std::memcpy(&algorithm, algo, sizeof algorithm);
   const void* pointers[] = {A, B, C, D, d.bias, d.aux};
   for (int i = 0; i < 6; ++i) {
     demand(alignment_of(pointers[i]) >= algorithm.alignment[i], "a pointer is less aligned than its plan says");
   }
-  demand(algorithm.extents[1] == d_layout.rows && algorithm.extents[2] == d_layout.cols, "a plan of another size");
+  demand(algorithm.extents[0] == d_layout.rows && algorithm.extents[1] == d_layout.cols, "a plan of another size");
   demand(alignment_of(workspace) >= 256, "the workspace is not aligned");
-  if (algorithm.extents[0] == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (algorithm.number == kRefusing) return CUBLAS_STATUS_NOT_SUPPORTED;
 
   const bool wide = a_layout.type == CUDA_R_64F;
   const auto scalar = [&](const void* value) {
@@ -295,6 +329,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     for (std::int64_t i = 0; i < m; ++i) {
       double v = sums[static_cast<std::size_t>(i)];
       if (factor != 0) v += factor * element(C, out, j * c_layout.ld + i);
+      if (algorithm.number == kWrong) v += 1 + v;
       if (!wide) v = static_cast<double>(static_cast<float>(v));
       if (has(e, CUBLASLT_EPILOGUE_BIAS)) v += element(d.bias, out, i);
       auto* mask = static_cast<std::uint8_t*>(d.aux);

@@ -1,0 +1,439 @@
+// Plan files on a GPU: what one context has measured another one uses without measuring, and nothing in a file is
+// trusted.
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "tests/io/temporary_directory.h"
+#include "tests/support/device.h"
+#include "tests/support/fills.h"
+#include "tests/support/tensors.h"
+#include "tests/support/values.h"
+
+#include <fusegrad/autograd/cuda/cuda_state.h>
+#include <fusegrad/fusegrad.h>
+#include <fusegrad/ops/cuda/blaslt.h>
+#include <fusegrad/ops/plan_file.h>
+
+namespace fusegrad {
+namespace {
+
+using detail::PlanFile;
+using detail::PlanRecord;
+using detail::PlanSubject;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+/// Sets an environment variable as long as it lives.
+class Environment {
+ public:
+  Environment(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
+  ~Environment() { unsetenv(name_); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  const char* name_;
+};
+
+class CudaPlanFileTest : public testing::Test {
+ protected:
+  void SetUp() override { test::skip_without(DeviceType::cuda); }
+
+  static Context measuring(const std::string& cache = {}) {
+    return Context::cuda({.plans = PlanPolicy::measure, .plan_cache = cache});
+  }
+
+  /// Two layers, forward and backward, on operands for which every algorithm gives the same bits; all results.
+  static std::vector<test::Values> step(const Context& context, Dtype dtype, std::int64_t batch = 128,
+                                        std::string* explained = nullptr) {
+    ParameterSet set(context, dtype);
+    const auto initial = [](const test::Values& values) { return fill_with(values.elements); };
+    const Parameter w1 = set.add("w1", {96, 64}, initial(test::integers(96, 64, 1, 1)));
+    const Parameter b1 = set.add("b1", {96}, initial(test::integers(1, 96, 2, 2)));
+    const Parameter w2 = set.add("w2", {40, 96}, initial(test::integers(40, 96, 3, 1)));
+    const Parameter b2 = set.add("b2", {40}, initial(test::integers(1, 40, 4, 2)));
+    Tape tape(context);
+    const Var x = tape.variable(test::tensor_of(context, dtype, test::thinned_integers(batch, 64, 5, 1, 24, 64)));
+    const Var h = linear(x, tape.parameter(w1), tape.parameter(b1), {.activation = Activation::relu});
+    const Var y = linear(h, tape.parameter(w2), tape.parameter(b2));
+    std::vector<test::Values> results{test::values_of(y.value())};
+    tape.backward(y, test::tensor_of(context, dtype, test::thinned_integers(batch, 40, 6, 1, 2, 40)));
+    results.push_back(test::values_of(tape.gradient(x)));
+    for (const Parameter& parameter : {w1, b1, w2, b2}) results.push_back(test::values_of(parameter.gradient()));
+    if (explained) *explained = tape.explain();
+    return results;
+  }
+
+  static void expect_equal(const std::vector<test::Values>& results, const std::vector<test::Values>& expected) {
+    ASSERT_EQ(results.size(), expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(results[i].elements, expected[i].elements) << i;
+  }
+
+  /// What was chosen, by product or step. Products that differ in alignment only have one name.
+  static std::set<std::pair<std::string, std::string>> chosen(const Context& context) {
+    std::set<std::pair<std::string, std::string>> names;
+    for (const PlanReport& report : plans(context)) {
+      names.emplace(report.what, report.candidates.empty() ? "nothing" : report.candidates.front().name);
+    }
+    return names;
+  }
+
+  /// Writes the file anew, after `edit`, with a right checksum.
+  void forge(const std::function<void(PlanFile&)>& edit) const {
+    detail::ParsedPlanFile parsed = detail::parse_plan_file(test::read_file(path));
+    ASSERT_EQ(parsed.problem, "");
+    edit(parsed.file);
+    directory.write("plans.json", detail::format_plan_file(std::move(parsed.file)));
+  }
+
+  void forge_records(const std::function<void(PlanRecord&)>& edit) const {
+    forge([&](PlanFile& file) {
+      for (auto& section : file.sections) std::ranges::for_each(section.records, edit);
+    });
+  }
+
+  test::TemporaryDirectory directory;
+  std::string path = directory / "plans.json";
+};
+
+TEST_F(CudaPlanFileTest, SavedPlansAreUsedWithoutMeasuring) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::f64}) {
+    SCOPED_TRACE(name_of(dtype));
+    const Context first = measuring();
+    const auto expected = step(first, dtype);
+    ASSERT_GT(first.counters().plans_measured, 0);
+    save_plans(first, path);
+    for (const bool verify : {true, false}) {
+      const Context second = measuring();
+      const PlanFileReport report = load_plans(second, path, {.verify = verify});
+      EXPECT_EQ(report.ignored, "");
+      EXPECT_GT(report.plans, 0);
+      std::string text;
+      expect_equal(step(second, dtype, 128, &text), expected);
+      EXPECT_EQ(second.counters().plans_measured, 0);
+      EXPECT_EQ(second.counters().rejected_candidates, 0);
+      EXPECT_GT(second.counters().plans_loaded, 0);
+      EXPECT_THAT(second.warnings(), IsEmpty());
+      EXPECT_THAT(text, HasSubstr("from a plan file"));
+      const auto here = chosen(first);
+      for (const auto& choice : chosen(second)) EXPECT_TRUE(here.contains(choice)) << choice.first << choice.second;
+      for (const PlanReport& plan : plans(second)) {
+        EXPECT_EQ(plan.origin, PlanOrigin::file) << plan.what;
+        EXPECT_GT(plan.candidates.front().us, 0) << plan.what;
+      }
+      expect_equal(step(second, dtype), expected);
+    }
+  }
+}
+
+TEST_F(CudaPlanFileTest, ReportsSayHowEachChoiceWasMade) {
+  const Context ranked = Context::cuda();
+  step(ranked, Dtype::bf16);
+  for (const PlanReport& plan : plans(ranked)) {
+    EXPECT_EQ(plan.origin, PlanOrigin::ranked);
+    EXPECT_EQ(plan.kind, PlanKind::product);
+    ASSERT_EQ(plan.candidates.size(), 1U) << plan.what;
+    EXPECT_EQ(plan.candidates.front().us, 0);
+  }
+  const Context measured = measuring();
+  step(measured, Dtype::bf16);
+  int steps = 0;
+  for (const PlanReport& plan : plans(measured)) {
+    EXPECT_EQ(plan.origin, PlanOrigin::measured) << plan.what;
+    ASSERT_FALSE(plan.candidates.empty());
+    for (const PlanReport::Candidate& candidate : plan.candidates) EXPECT_GT(candidate.us, 0) << plan.what;
+    steps += plan.kind == PlanKind::step;
+  }
+  EXPECT_GE(steps, 2);
+}
+
+TEST_F(CudaPlanFileTest, AContextThatHasRunWithoutMeasurementTakesThemUp) {
+  const Context first = measuring();
+  const auto expected = step(first, Dtype::bf16);
+  save_plans(first, path);
+  const Context second = Context::cuda();
+  expect_equal(step(second, Dtype::bf16), expected);
+  ASSERT_GT(load_plans(second, path).plans, 0);
+  expect_equal(step(second, Dtype::bf16), expected);
+  EXPECT_GT(second.counters().plans_loaded, 0);
+  EXPECT_EQ(second.counters().plans_measured, 0);
+  std::map<std::string, PlanOrigin> origins;
+  for (const PlanReport& plan : plans(second)) origins[plan.what] = plan.origin;
+  for (const PlanReport& plan : plans(first)) {
+    if (plan.kind != PlanKind::step) continue;
+    EXPECT_EQ(origins[plan.what], PlanOrigin::file) << plan.what;
+  }
+  // And it saves what it was given.
+  const std::string copy = directory / "copy.json";
+  save_plans(second, copy);
+  EXPECT_EQ(load_plans(measuring(), copy).plans, load_plans(measuring(), path).plans);
+}
+
+TEST_F(CudaPlanFileTest, OwnMeasurementsComeBeforeTheFile) {
+  const Context first = measuring();
+  const auto expected = step(first, Dtype::bf16);
+  save_plans(first, path);
+  forge_records([](PlanRecord& record) {
+    if (record.subject == PlanSubject::product) record.algorithm.assign(record.algorithm.size(), 0);
+  });
+  const auto before = chosen(first);
+  load_plans(first, path);
+  expect_equal(step(first, Dtype::bf16), expected);
+  EXPECT_EQ(chosen(first), before);
+  EXPECT_EQ(first.counters().plans_loaded, 0);
+}
+
+TEST_F(CudaPlanFileTest, AlgorithmsThatDoNotExistAreRejectedAndChosenAnew) {
+  const Context first = measuring();
+  const auto expected = step(first, Dtype::bf16);
+  save_plans(first, path);
+  forge_records([](PlanRecord& record) {
+    if (record.subject == PlanSubject::product) record.algorithm[0] |= 0x7FFF7FFFu;
+  });
+  for (const bool verify : {true, false}) {
+    const Context second = measuring();
+    EXPECT_GT(load_plans(second, path, {.verify = verify}).plans, 0);
+    expect_equal(step(second, Dtype::bf16), expected);
+    EXPECT_GT(second.counters().rejected_candidates, 0);
+    EXPECT_GT(second.counters().plans_measured, 0);
+    ASSERT_FALSE(second.warnings().empty());
+    EXPECT_THAT(second.warnings().front(), HasSubstr("was rejected: cuBLASLt does not offer it"));
+    int remarks = 0;
+    for (const PlanReport& plan : plans(second)) remarks += plan.remark.find("rejected") != std::string::npos;
+    EXPECT_GT(remarks, 0);
+  }
+}
+
+TEST_F(CudaPlanFileTest, AlgorithmsOfAnyBitsGiveRightNumbers) {
+  const Context first = measuring();
+  const auto expected = step(first, Dtype::bf16);
+  save_plans(first, path);
+  const std::string whole = test::read_file(path);
+  for (const std::uint64_t bits : {std::uint64_t{0}, ~std::uint64_t{0}, std::uint64_t{0x0001000100010001}}) {
+    directory.write("plans.json", whole);
+    forge_records([&](PlanRecord& record) { std::ranges::fill(record.algorithm, bits); });
+    const Context second = measuring();
+    EXPECT_GT(load_plans(second, path).plans, 0);
+    expect_equal(step(second, Dtype::bf16), expected);
+  }
+}
+
+TEST_F(CudaPlanFileTest, AlgorithmsOfOtherProductsAreRightOrRejected) {
+  const Context first = measuring();
+  const auto expected = step(first, Dtype::bf16);
+  save_plans(first, path);
+  forge([](PlanFile& file) {
+    std::vector<PlanRecord*> products;
+    for (auto& section : file.sections) {
+      for (PlanRecord& record : section.records) {
+        if (record.subject == PlanSubject::product) products.push_back(&record);
+      }
+    }
+    for (std::size_t i = 0; i + 1 < products.size(); ++i) std::swap(products[i]->algorithm, products[i + 1]->algorithm);
+  });
+  const Context second = measuring();
+  EXPECT_GT(load_plans(second, path).plans, 0);
+  expect_equal(step(second, Dtype::bf16), expected);
+}
+
+TEST_F(CudaPlanFileTest, AStrategyThatIsImpossibleIsRejected) {
+  const Context first = measuring();
+  const auto expected = step(first, Dtype::bf16);
+  save_plans(first, path);
+  // The bias gradient of a 16-bit layer is wider than what that product could write.
+  forge_records([](PlanRecord& record) {
+    if (record.subject == PlanSubject::input_gradient) record.way = "epilogue";
+  });
+  const Context second = measuring();
+  load_plans(second, path);
+  expect_equal(step(second, Dtype::bf16), expected);
+  EXPECT_GT(second.counters().rejected_candidates, 0);
+  EXPECT_GT(second.counters().plans_measured, 0);
+  ASSERT_FALSE(second.warnings().empty());
+  EXPECT_THAT(second.warnings().front(), HasSubstr("the strategy epilogue was rejected"));
+}
+
+TEST_F(CudaPlanFileTest, RecordsOfAnotherFormAreLeftOut) {
+  const Context first = measuring();
+  const auto expected = step(first, Dtype::f32);
+  save_plans(first, path);
+  int place = 0;
+  forge_records([&](PlanRecord& record) {
+    switch (place++ % 4) {
+      case 0: record.key.pop_back(); break;
+      case 1: record.candidates.clear(); break;
+      case 2: record.algorithm.push_back(1); break;
+      default: record.key.clear();
+    }
+    if (!record.way.empty()) record.way = "magic";
+  });
+  const Context second = measuring();
+  const PlanFileReport report = load_plans(second, path);
+  EXPECT_EQ(report.ignored, "");
+  EXPECT_EQ(report.plans, 0);
+  expect_equal(step(second, Dtype::f32), expected);
+  EXPECT_EQ(second.counters().plans_loaded, 0);
+  EXPECT_GT(second.counters().plans_measured, 0);
+}
+
+TEST_F(CudaPlanFileTest, FilesOfOtherCardsAndSettingsAreIgnored) {
+  const Context first = measuring();
+  const auto expected = step(first, Dtype::f32);
+  save_plans(first, path);
+  const std::string whole = test::read_file(path);
+  using Edit = std::function<void(detail::PlanSource&)>;
+  const std::pair<const char*, Edit> edits[] = {
+      {"the card", [](auto& source) { source.card = "abacus"; }},
+      {"driver", [](auto& source) { ++source.driver; }},
+      {"cuBLASLt", [](auto& source) { --source.library; }},
+      {"workspace", [](auto& source) { source.workspace *= 2; }},
+      {"math mode", [](auto& source) { source.math = "tf32"; }},
+      {"deterministic", [](auto& source) { source.deterministic = true; }},
+  };
+  for (const auto& [what, edit] : edits) {
+    SCOPED_TRACE(what);
+    directory.write("plans.json", whole);
+    forge([&edit = edit](PlanFile& file) { edit(file.sections.front().source); });
+    const Context second = measuring();
+    const PlanFileReport report = load_plans(second, path);
+    EXPECT_THAT(report.ignored, HasSubstr(what));
+    EXPECT_EQ(report.plans, 0);
+    expect_equal(step(second, Dtype::f32), expected);
+    EXPECT_EQ(second.counters().plans_loaded, 0);
+    EXPECT_THAT(second.warnings(), IsEmpty());
+  }
+}
+
+TEST_F(CudaPlanFileTest, DamagedFilesAreIgnoredAndTrainingGoesOn) {
+  const Context first = measuring();
+  const auto expected = step(first, Dtype::f32);
+  save_plans(first, path);
+  const std::string whole = test::read_file(path);
+  const Context second = Context::cuda();
+  for (std::size_t length = 0; length < whole.size(); length += 97) {
+    directory.write("plans.json", whole.substr(0, length));
+    EXPECT_NE(load_plans(second, path).ignored, "") << length;
+    std::string edited = whole;
+    edited[length] = static_cast<char>(edited[length] ^ 1);
+    directory.write("plans.json", edited);
+    EXPECT_NE(load_plans(second, path).ignored, "") << length;
+  }
+  expect_equal(step(second, Dtype::f32), expected);
+  EXPECT_EQ(second.counters().plans_loaded, 0);
+}
+
+TEST_F(CudaPlanFileTest, DeterministicContextsSaveWhatTheyVerified) {
+  const ContextOptions options{.plans = PlanPolicy::measure, .deterministic = true};
+  const Context first = Context::cuda(options);
+  const auto expected = step(first, Dtype::bf16);
+  for (const PlanReport& plan : plans(first)) EXPECT_EQ(plan.origin, PlanOrigin::verified) << plan.what;
+  save_plans(first, path);
+  const Context second = Context::cuda(options);
+  EXPECT_GT(load_plans(second, path, {.verify = false}).plans, 0);
+  expect_equal(step(second, Dtype::bf16), expected);
+  EXPECT_EQ(chosen(second), chosen(first));
+  EXPECT_EQ(second.counters().plans_measured, 0);
+  EXPECT_GT(second.counters().plans_loaded, 0);
+  EXPECT_NE(load_plans(measuring(), path).ignored, "");
+}
+
+TEST_F(CudaPlanFileTest, EvictedPlansAreTakenFromTheFileAgain) {
+  const Context first = measuring();
+  const auto expected = step(first, Dtype::f32);
+  save_plans(first, path);
+  const Context second = measuring();
+  load_plans(second, path);
+  second.state().cuda()->blaslt().set_plan_limit(2);
+  expect_equal(step(second, Dtype::f32), expected);
+  expect_equal(step(second, Dtype::f32), expected);
+  EXPECT_EQ(second.counters().plans_measured, 0);
+  EXPECT_GT(second.counters().plan_evictions, 0);
+}
+
+// The cache.
+
+TEST_F(CudaPlanFileTest, TheCacheIsReadAndWrittenByItself) {
+  std::vector<test::Values> expected;
+  {
+    const Environment cache("FUSEGRAD_PLAN_CACHE", path);
+    const Environment policy("FUSEGRAD_PLANS", "measure");
+    {
+      const Context first = Context::cuda();
+      EXPECT_THAT(first.warnings(), IsEmpty()) << "the first run has no file";
+      expected = step(first, Dtype::bf16);
+      EXPECT_GT(first.counters().plans_measured, 0);
+      EXPECT_THAT(directory.names(), IsEmpty());
+    }
+    EXPECT_THAT(directory.names(), testing::ElementsAre("plans.json"));
+    const Context second = Context::cuda();
+    EXPECT_THAT(second.warnings(), IsEmpty());
+    expect_equal(step(second, Dtype::bf16), expected);
+    EXPECT_EQ(second.counters().plans_measured, 0);
+    EXPECT_GT(second.counters().plans_loaded, 0);
+  }
+  // Without the variable there is no cache.
+  EXPECT_EQ(measuring().counters().plans_loaded, 0);
+}
+
+TEST_F(CudaPlanFileTest, TheCacheGrowsWithWhatIsNew) {
+  step(measuring(path), Dtype::bf16, 128);
+  const std::string first = test::read_file(path);
+  step(measuring(path), Dtype::bf16, 128);
+  EXPECT_EQ(test::read_file(path), first) << "nothing was measured";
+  step(Context::cuda({.plan_cache = path}), Dtype::bf16, 32);
+  EXPECT_EQ(test::read_file(path), first) << "nothing was measured";
+  step(measuring(path), Dtype::bf16, 64);
+  EXPECT_NE(test::read_file(path), first);
+  for (const std::int64_t batch : {64, 128}) {
+    const Context context = measuring(path);
+    step(context, Dtype::bf16, batch);
+    EXPECT_EQ(context.counters().plans_measured, 0) << batch;
+  }
+  // Contexts of another kind have plans of their own in it.
+  step(Context::cuda({.math = MathMode::tf32, .plans = PlanPolicy::measure, .plan_cache = path}), Dtype::f32);
+  const Context again = measuring(path);
+  step(again, Dtype::bf16);
+  EXPECT_EQ(again.counters().plans_measured, 0);
+}
+
+TEST_F(CudaPlanFileTest, ACacheThatIsDamagedIsNamedAndReplaced) {
+  step(measuring(path), Dtype::f32);
+  const std::string whole = test::read_file(path);
+  directory.write("plans.json", whole.substr(0, whole.size() / 2));
+  {
+    const Context context = measuring(path);
+    ASSERT_EQ(context.warnings().size(), 1U);
+    EXPECT_THAT(context.warnings().front(), HasSubstr("the plan cache \"" + path + "\" was ignored: its checksum"));
+    step(context, Dtype::f32);
+    EXPECT_GT(context.counters().plans_measured, 0);
+  }
+  EXPECT_THAT(measuring(path).warnings(), IsEmpty());
+}
+
+TEST_F(CudaPlanFileTest, AFileThatIsNoPlanFileIsLeftAlone) {
+  directory.write("plans.json", "precious");
+  {
+    const Context context = measuring(path);
+    ASSERT_EQ(context.warnings().size(), 1U);
+    step(context, Dtype::f32);
+  }
+  EXPECT_EQ(test::read_file(path), "precious");
+  EXPECT_THROW(save_plans(measuring(), path), IoError);
+}
+
+TEST_F(CudaPlanFileTest, ACacheThatCannotBeWrittenStopsNothing) {
+  const Context context = measuring(directory / "missing/plans.json");
+  EXPECT_THAT(context.warnings(), IsEmpty());
+  step(context, Dtype::f32);
+}
+
+}  // namespace
+}  // namespace fusegrad
