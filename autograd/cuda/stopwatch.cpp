@@ -7,8 +7,8 @@
 namespace fusegrad::detail {
 namespace {
 
-constexpr double kShort = 50;  // microseconds, below which an eager launch would be timed and not the work
-constexpr int kCopies = 20;    // of short work in a graph
+constexpr double kShort = 200;  // microseconds, below which eager launches might be timed and not the work
+constexpr int kCopies = 20;     // of short work in a graph
 constexpr int kRounds = 7;
 constexpr int kFirstLooks = 3;     // the least of them counts: a clock that has just woken up is slow
 constexpr double kHopeless = 1.5;  // times the best of the first looks

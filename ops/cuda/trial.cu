@@ -41,12 +41,17 @@ __device__ float normal(std::uint64_t index, std::uint32_t seed) {
   return (static_cast<float>(sum) - 131070.0f) / 37837.0f;
 }
 
-/// limit = 0: normal values; else integers from -limit to limit.
-__global__ void fill_kernel(Vector to, int limit, std::uint32_t seed) {
+/// density < 0: normal values; else -1 or 1 with that probability, else 0.
+__global__ void fill_kernel(Vector to, float density, std::uint32_t seed) {
   for (std::int64_t i = blockIdx.x * kThreads + threadIdx.x; i < to.size; i += std::int64_t{gridDim.x} * kThreads) {
     const auto index = static_cast<std::uint64_t>(i);
-    const auto integer = static_cast<int>(hash(index, seed) % static_cast<std::uint32_t>(2 * limit + 1)) - limit;
-    store_one(to, i, limit == 0 ? normal(index, seed) : static_cast<float>(integer));
+    float value = 0;
+    if (density < 0) {
+      value = normal(index, seed);
+    } else if (const std::uint32_t h = hash(index, seed); static_cast<float>(h >> 8) * 0x1p-24f < density) {
+      value = (h & 1u) != 0 ? 1.0f : -1.0f;
+    }
+    store_one(to, i, value);
   }
 }
 
@@ -246,7 +251,7 @@ Pieces cut(Cutter& cutter, const LtProduct& like) {
 
 void fill_normal(const CudaExecution& execution, const Vector& to, std::uint32_t seed) {
   if (!to.data || to.size == 0) return;
-  launch(execution, "fill", fill_kernel, dim3(kBlocks), kThreads, to, 0, seed);
+  launch(execution, "fill", fill_kernel, dim3(kBlocks), kThreads, to, -1.0f, seed);
 }
 
 std::unique_ptr<Trial> Trial::make(CudaBackend& backend, const LtProduct& like) {
@@ -298,20 +303,19 @@ void Trial::fill(const CudaExecution& execution) {
 }
 
 void Trial::fill_exactly(const CudaExecution& execution) {
-  const auto put = [&](const void* to, std::int64_t bytes, Dtype dtype, int limit, std::uint32_t seed) {
+  const auto put = [&](const void* to, std::int64_t bytes, Dtype dtype, double density, std::uint32_t seed) {
     if (!to || bytes == 0) return;
     const Vector vector{const_cast<void*>(to), bytes / static_cast<std::int64_t>(size_of(dtype)), dtype};
-    launch(execution, "fill", fill_kernel, dim3(kBlocks), kThreads, vector, limit, seed);
+    launch(execution, "fill", fill_kernel, dim3(kBlocks), kThreads, vector, static_cast<float>(density), seed);
   };
   const LtProduct& p = product_;
-  // Sums of k products of at most 9 are exact in fp32 up to k = 1.8 million; of at most 1, up to 16 million. Those of
-  // f16 have a standard deviation of 4 sqrt(k), far below its largest number.
-  const int limit = reduction_length(p) < 1800000 ? 3 : 1;
+  // Sums have a standard deviation of at most 32, so that bf16, which is exact up to 256, holds them all.
+  const double density = std::min(1.0, 32 / std::sqrt(static_cast<double>(reduction_length(p))));
   fill(execution);  // what backward reads of forward is as it is in training
-  put(p.a.data, bytes_of(p.a), p.a.dtype, limit, 11);
-  put(p.b.data, bytes_of(p.b), p.b.dtype, limit, 13);
-  put(former_, bytes_of(p.c), p.c.dtype, 7, 15);
-  put(p.bias, bias_bytes(p), p.d.dtype, 7, 17);
+  put(p.a.data, bytes_of(p.a), p.a.dtype, density, 11);
+  put(p.b.data, bytes_of(p.b), p.b.dtype, density, 13);
+  put(former_, bytes_of(p.c), p.c.dtype, 0.75, 15);
+  put(p.bias, bias_bytes(p), p.d.dtype, 0.75, 17);
   kernels::simple_product(execution, {.a = p.a,
                                       .transpose_a = p.transpose_a,
                                       .b = p.b,
