@@ -7,10 +7,11 @@
 namespace fusegrad::detail {
 namespace {
 
-constexpr double kShort = 50;  // microseconds, below which an eager launch would be timed and not the work
-constexpr int kCopies = 20;    // of short work in a graph
+constexpr double kShort = 200;  // microseconds, below which eager launches might be timed and not the work
+constexpr int kCopies = 20;     // of short work in a graph
 constexpr int kRounds = 7;
-constexpr double kHopeless = 1.5;  // times the best of the first look
+constexpr int kFirstLooks = 3;     // the least of them counts: a clock that has just woken up is slow
+constexpr double kHopeless = 1.5;  // times the best of the first looks
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -77,10 +78,8 @@ std::vector<double> Stopwatch::compare(std::span<const std::function<void()>> ca
     std::function<void()> run;
     int copies = 1;
     std::vector<double> times = {};
-    bool in_race = true;
   };
   std::vector<Entry> entries;
-  double best = std::numeric_limits<double>::infinity();
   double spent = 0;
   for (const std::function<void()>& call : calls) {
     Entry entry;
@@ -93,19 +92,22 @@ std::vector<double> Stopwatch::compare(std::span<const std::function<void()>> ca
     } else {
       entry.run = call;
     }
-    const double first = time(entry.run) / entry.copies;
-    entry.times.push_back(first);
-    best = std::min(best, first);
-    spent += eager + first * entry.copies;
     entries.push_back(std::move(entry));
+    spent += eager;
   }
-  for (int round = 1; round < kRounds && spent < budget_us; ++round) {
+  const auto look = [&](Entry& entry) {
+    const double us = time(entry.run);
+    entry.times.push_back(us / entry.copies);
+    spent += us;
+  };
+  for (int first = 0; first < kFirstLooks && (first == 0 || spent < budget_us); ++first) {
+    for (Entry& entry : entries) look(entry);
+  }
+  double best = std::numeric_limits<double>::infinity();
+  for (const Entry& entry : entries) best = std::min(best, *std::ranges::min_element(entry.times));
+  for (int round = kFirstLooks; round < kRounds && spent < budget_us; ++round) {
     for (Entry& entry : entries) {
-      entry.in_race = entry.in_race && median(entry.times) <= kHopeless * best;
-      if (!entry.in_race) continue;
-      const double us = time(entry.run);
-      entry.times.push_back(us / entry.copies);
-      spent += us;
+      if (*std::ranges::min_element(entry.times) <= kHopeless * best) look(entry);
     }
   }
   std::vector<double> medians;

@@ -286,7 +286,7 @@ FusedResult run_input_gradient(const CudaExecution& execution, const LinearInput
     return result;
   }
   const auto block = [&](std::int64_t begin, std::int64_t end) {
-    result = run_input_gradient(execution, part_of(args, begin, end), {way.strategy, 1, way.note});
+    result = run_input_gradient(execution, part_of(args, begin, end), way);
   };
   if (cut(execution, args.dx.rows,
           {args.dz.ld, args.dx.ld, args.c.ld, mask_ld(args.dx.cols), args.pre_activation.ld, 1}, block)) {
@@ -295,13 +295,6 @@ FusedResult run_input_gradient(const CudaExecution& execution, const LinearInput
   if (args.dx.rows == 0 || args.dx.cols == 0) {
     if (with_bias) column_sum(execution, {.dz = args.dx, .bias = args.bias, .bias_c = args.bias_c});
     return {.note = "dx: empty"};
-  }
-  if (way.blocks > 1) {
-    const std::int64_t rows = (args.dx.rows + way.blocks - 1) / way.blocks;
-    for (std::int64_t begin = 0; begin < args.dx.rows; begin += rows) {
-      block(begin, std::min(begin + rows, args.dx.rows));
-    }
-    return result;
   }
   const bool asked = execution.state.settings().strategy == way.strategy;
   if (way.strategy != Strategy::pass) {

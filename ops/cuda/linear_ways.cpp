@@ -2,7 +2,6 @@
 #include <bit>
 
 #include <fusegrad/autograd/check.h>
-#include <fusegrad/autograd/cuda/check.h>
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/ops/cuda/linear_ways.h>
 
@@ -128,11 +127,7 @@ class CountersKept {
   Counters before_;
 };
 
-std::string name_of_way(const InputGradientWay& way) {
-  std::string name(name_of(way.strategy));
-  if (way.blocks > 1) name += detail::format(" in {} blocks", way.blocks);
-  return name;
-}
+std::string name_of_way(const InputGradientWay& way) { return std::string(name_of(way.strategy)); }
 std::string name_of_way(BiasWay way) { return way == BiasWay::in_product ? "BGRADB" : "product and column sum"; }
 
 /// Times every way and reports them, the one to use first.
@@ -167,12 +162,6 @@ std::string text_of(const PlanReport& report) {
     text += detail::format("{}{} {:.1f} us", text.empty() ? "" : ", ", candidate.name, candidate.us);
   }
   return text;
-}
-
-std::int64_t cache_bytes(int device) {
-  int bytes = 0;
-  FUSEGRAD_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device));
-  return bytes;
 }
 
 bool measures(const ContextSettings& settings) {
@@ -217,13 +206,9 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
   const bool with_bias = args.bias.data != nullptr;
   std::vector<InputGradientWay> ways{{.strategy = preferred}};
   const auto add = [&](const InputGradientWay& way) {
-    if (way.strategy != preferred || way.blocks > 1) ways.push_back(way);
+    if (way.strategy != preferred) ways.push_back(way);
   };
   add({.strategy = Strategy::pass});
-  const std::int64_t bytes = args.dx.rows * args.dx.cols * static_cast<std::int64_t>(size_of(args.dx.dtype));
-  const std::int64_t half = cache_bytes(execution.state.device()) / 2;
-  if (half > 0 && bytes > 2 * half)
-    add({.strategy = Strategy::pass, .blocks = static_cast<int>((bytes + half - 1) / half)});
   if (fusable && (!with_bias || args.bias.dtype == args.dx.dtype)) add({.strategy = Strategy::epilogue});
   if (fusable && with_bias && args.bias_inputs > 0) add({.strategy = Strategy::split});
 

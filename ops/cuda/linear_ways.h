@@ -21,7 +21,6 @@ namespace fusegrad::kernels {
 /// How dx, its activation gradient and its bias gradient are made.
 struct InputGradientWay {
   Strategy strategy = Strategy::pass;
-  int blocks = 1;              ///< pass: blocks of rows, each of which stays in the second-level cache for its pass
   std::string_view note = {};  ///< why
 };
 

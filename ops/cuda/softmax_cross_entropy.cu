@@ -31,6 +31,13 @@ constexpr const char* kBadLabel = "softmax_cross_entropy: label {1} in row {0} i
 constexpr const char* kBadWeight =
     "softmax_cross_entropy: class weight {1} of class {0} is not a finite number of at least 0";
 
+/// Packets of a row that a thread has in flight.
+constexpr int kGroup = 8;
+
+/// e^x, for x <= 0 in fp32 by the hardware's power of 2: 2 ulp, and |x| u because x is scaled first.
+__device__ inline float exponential(float x) { return exp2f(x * 1.44269504f); }
+__device__ inline double exponential(double x) { return exp(x); }
+
 /// Threads that share a row.
 template <int kTeam>
 struct Team {
@@ -101,64 +108,72 @@ __device__ void check_class_weights(const SoftmaxCrossEntropy& loss, const Fault
   }
 }
 
-/// Calls f(first column, packet) for each of the thread's packets of a row.
+/// Calls f(first column, packets, valid) for each of the thread's groups of packets of a row; packet u starts `step`
+/// columns after the one before, and the first `valid` are inside the row.
 template <class Access, int kTeam, class F>
-__device__ void for_each_packet(const ConstMatrix& logits, std::int64_t row, const F& f) {
+__device__ void for_each_group(const ConstMatrix& logits, std::int64_t row, const F& f) {
   constexpr int N = Access::kWidth;
-  constexpr int kInFlight = 4;
-  const std::int64_t step = std::int64_t{kTeam} * N;
-  for (std::int64_t first = Team<kTeam>::lane() * N; first < logits.cols; first += kInFlight * step) {
-    typename Access::Raw raw[kInFlight];
+  constexpr std::int64_t kStep = std::int64_t{kTeam} * N;
+  for (std::int64_t first = Team<kTeam>::lane() * N; first < logits.cols; first += kGroup * kStep) {
+    typename Access::Raw raw[kGroup];
+    int valid = 0;
 #pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      if (first + u * step < logits.cols) raw[u] = Access::load(logits, row, first + u * step);
+    for (int u = 0; u < kGroup; ++u) {
+      if (first + u * kStep >= logits.cols) continue;
+      raw[u] = Access::load(logits, row, first + u * kStep);
+      valid = u + 1;
     }
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      if (first + u * step >= logits.cols) continue;
-      typename Access::Compute z[N];
-      Access::unpack(raw[u], logits.dtype, z);
-      f(first + u * step, z);
-    }
+    f(first, raw, valid);
   }
 }
 
-/// The largest of the values so far and the sum of their exponentials relative to it.
-template <class Compute>
+/// The largest of the logits so far and the sum of their exponentials relative to it.
+template <class Access>
 class Exponentials {
  public:
-  template <int N>
-  __device__ void add(const Compute (&z)[N]) {
-    Compute largest = z[0];
+  using Compute = typename Access::Compute;
+
+  __device__ void add(const typename Access::Raw (&raw)[kGroup], int valid, Dtype dtype) {
+    constexpr int N = Access::kWidth;
+    Compute largest = -INFINITY;
 #pragma unroll
-    for (int i = 1; i < N; ++i) largest = fmax(largest, z[i]);
+    for (int u = 0; u < kGroup; ++u) {
+      if (u >= valid) continue;
+      Compute z[N];
+      Access::unpack(raw[u], dtype, z);
+#pragma unroll
+      for (int i = 0; i < N; ++i) largest = fmax(largest, z[i]);
+    }
+    // Once a group: it costs as much as the exponentials of a packet or two.
     if (largest > max_) {
-      sum_ *= exp(static_cast<double>(max_) - static_cast<double>(largest));
+      if (sum_ != 0) sum_ *= exp(static_cast<double>(max_) - static_cast<double>(largest));
       max_ = largest;
     }
-    const Compute base = base_of(max_);
-    Compute terms[N];
+    // -inf - -inf would be NaN; but the exponential of -inf is 0 relative to any number.
+    const Compute base = max_ == -INFINITY ? Compute{0} : max_;
 #pragma unroll
-    for (int i = 0; i < N; ++i) terms[i] = exp(z[i] - base);
+    for (int u = 0; u < kGroup; ++u) {
+      if (u >= valid) continue;
+      Compute terms[N];
+      Access::unpack(raw[u], dtype, terms);
 #pragma unroll
-    for (int width = N / 2; width > 0; width /= 2) {
+      for (int i = 0; i < N; ++i) terms[i] = exponential(terms[i] - base);
 #pragma unroll
-      for (int i = 0; i < width; ++i) terms[i] += terms[i + width];
+      for (int width = N / 2; width > 0; width /= 2) {
+#pragma unroll
+        for (int i = 0; i < width; ++i) terms[i] += terms[i + width];
+      }
+      sum_ += static_cast<double>(terms[0]);
     }
-    sum_ += static_cast<double>(terms[0]);
   }
 
   __device__ Compute max() const { return max_; }
-  /// The sum relative to `max`, which is not smaller than max().
+  /// The sum relative to `max`, which is not smaller than max(). A sum of 0 stays 0, and that of a NaN stays NaN.
   __device__ double sum(Compute max) const {
-    // A sum of 0 stays 0, and that of a NaN stays NaN.
     return max_ == max ? sum_ : sum_ * exp(static_cast<double>(max_) - static_cast<double>(max));
   }
 
  private:
-  // -inf - -inf would be NaN; but the exponential of -inf is 0 relative to any number.
-  static __device__ Compute base_of(Compute max) { return max == -INFINITY ? Compute{0} : max; }
-
   Compute max_ = -INFINITY;
   double sum_ = 0;
 };
@@ -180,9 +195,11 @@ __device__ Row forward_row(const SoftmaxCrossEntropy& loss, std::int64_t row, co
     if (Team<kTeam>::lane() == 0) bad_label.report(row, static_cast<std::int32_t>(label), loss.logits.cols);
     return {0, 1, NAN, 0};
   }
-  Exponentials<Compute> exponentials;
-  for_each_packet<Access, kTeam>(loss.logits, row,
-                                 [&](std::int64_t, const Compute(&z)[Access::kWidth]) { exponentials.add(z); });
+  Exponentials<Access> exponentials;
+  for_each_group<Access, kTeam>(loss.logits, row,
+                                [&](std::int64_t, const typename Access::Raw(&raw)[kGroup], int valid) {
+                                  exponentials.add(raw, valid, loss.logits.dtype);
+                                });
   const Compute m = Team<kTeam>::max(exponentials.max());
   const double sum = Team<kTeam>::sum(exponentials.sum(m));
   Row result{static_cast<double>(m), sum, 0, weight_of(loss, label)};
@@ -191,11 +208,18 @@ __device__ Row forward_row(const SoftmaxCrossEntropy& loss, std::int64_t row, co
   result.loss = weighted((1 - loss.label_smoothing) * result.weight, log_sum + (result.max - target));
   if (constants.share == 0) return result;
   double distance = 0;  // sum of w_j (m - z_j)
-  for_each_packet<Access, kTeam>(loss.logits, row, [&](std::int64_t first, const Compute(&z)[Access::kWidth]) {
-#pragma unroll
-    for (int i = 0; i < Access::kWidth; ++i)
-      distance += weighted(weight_of(loss, first + i), static_cast<double>(m) - static_cast<double>(z[i]));
-  });
+  for_each_group<Access, kTeam>(loss.logits, row,
+                                [&](std::int64_t first, const typename Access::Raw(&raw)[kGroup], int valid) {
+                                  constexpr int N = Access::kWidth;
+                                  for (int u = 0; u < valid; ++u) {
+                                    Compute z[N];
+                                    Access::unpack(raw[u], loss.logits.dtype, z);
+                                    for (int i = 0; i < N; ++i) {
+                                      const double weight = weight_of(loss, first + u * std::int64_t{kTeam} * N + i);
+                                      distance += weighted(weight, static_cast<double>(m) - static_cast<double>(z[i]));
+                                    }
+                                  }
+                                });
   distance = Team<kTeam>::sum(distance);
   result.loss += constants.share * (distance + weighted(constants.class_weight_sum, log_sum));
   return result;
@@ -211,7 +235,7 @@ struct ForwardWork {
 };
 
 template <class Access, int kTeam>
-__global__ void __launch_bounds__(kThreads) forward_kernel(SoftmaxCrossEntropyForward args, ForwardWork work) {
+__global__ void __launch_bounds__(kThreads, 3) forward_kernel(SoftmaxCrossEntropyForward args, ForwardWork work) {
   const SoftmaxCrossEntropy& loss = args.loss;
   const std::int64_t batch = loss.logits.rows;
   if (blockIdx.x == 0) check_class_weights(loss, work.bad_weight);
@@ -252,12 +276,14 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(SoftmaxCrossEntropyFo
   store_one(args.y, 0, divisor == 0 ? 0.0 : losses / divisor);
 }
 
-template <class Access, int kTeam>
+enum class Add : std::uint8_t { nothing, c };
+
+template <class Access, int kTeam, Add add>
 __device__ void backward_row(const SoftmaxCrossEntropyBackward& args, std::int64_t row, double g, double share,
                              double class_weight_sum) {
   using Compute = typename Access::Compute;
   constexpr int N = Access::kWidth;
-  constexpr int kInFlight = 4;
+  constexpr int kInFlight = add == Add::c ? kGroup / 4 : kGroup / 2;
   const SoftmaxCrossEntropy& loss = args.loss;
   const std::int64_t label = label_of(loss, row);
   const bool counts = label != loss.ignore_index && is_class(loss, label);
@@ -271,24 +297,22 @@ __device__ void backward_row(const SoftmaxCrossEntropyBackward& args, std::int64
   const std::int64_t step = std::int64_t{kTeam} * N;
   for (std::int64_t first = Team<kTeam>::lane() * N; first < loss.logits.cols; first += kInFlight * step) {
     typename Access::Raw raw_z[kInFlight];
-    typename Access::Raw raw_c[kInFlight];
+    [[maybe_unused]] typename Access::Raw raw_c[kInFlight];
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
       if (first + u * step >= loss.logits.cols) continue;
       raw_z[u] = Access::load(loss.logits, row, first + u * step);
-      if (args.c.data) raw_c[u] = Access::load(args.c, row, first + u * step);
+      if constexpr (add == Add::c) raw_c[u] = Access::load(args.c, row, first + u * step);
     }
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
       const std::int64_t column = first + u * step;
       if (column >= loss.logits.cols) continue;
       Compute z[N];
-      Compute c[N];
       Compute d[N];
       Access::unpack(raw_z[u], loss.logits.dtype, z);
-      if (args.c.data) Access::unpack(raw_c[u], args.c.dtype, c);
 #pragma unroll
-      for (int i = 0; i < N; ++i) d[i] = weight != 0 ? exp(z[i] - m) * factor : 0;
+      for (int i = 0; i < N; ++i) d[i] = weight != 0 ? exponential(z[i] - m) * factor : 0;
       if (weight != 0 && share != 0) {
         const bool weighted = loss.class_weights.data != nullptr;
 #pragma unroll
@@ -301,7 +325,9 @@ __device__ void backward_row(const SoftmaxCrossEntropyBackward& args, std::int64
           if (column + i == label) d[i] -= hit_gradient;
         }
       }
-      if (args.c.data) {
+      if constexpr (add == Add::c) {
+        Compute c[N];
+        Access::unpack(raw_c[u], args.c.dtype, c);
 #pragma unroll
         for (int i = 0; i < N; ++i) d[i] += c[i];
       }
@@ -310,8 +336,8 @@ __device__ void backward_row(const SoftmaxCrossEntropyBackward& args, std::int64
   }
 }
 
-template <class Access, int kTeam>
-__global__ void __launch_bounds__(kThreads) backward_kernel(SoftmaxCrossEntropyBackward args) {
+template <class Access, int kTeam, Add add>
+__global__ void __launch_bounds__(kThreads, 4) backward_kernel(SoftmaxCrossEntropyBackward args) {
   const SoftmaxCrossEntropy& loss = args.loss;
   Constants constants = constants_of(loss);
   const bool each = loss.reduction == Reduction::none;
@@ -322,8 +348,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(SoftmaxCrossEntropyB
     if (total == 0) constants.share = 0;  // no row counts, not even by its smoothed part
   }
   for (std::int64_t row = Team<kTeam>::first_row(); row < loss.logits.rows; row += Team<kTeam>::row_step()) {
-    backward_row<Access, kTeam>(args, row, each ? load_one<double>(args.dy, row) : g, constants.share,
-                                constants.class_weight_sum);
+    backward_row<Access, kTeam, add>(args, row, each ? load_one<double>(args.dy, row) : g, constants.share,
+                                     constants.class_weight_sum);
   }
 }
 
@@ -373,7 +399,9 @@ void softmax_cross_entropy_backward(const CudaExecution& execution, const Softma
   const bool vectors = args.d.dtype == logits.dtype && (!args.c.data || args.c.dtype == logits.dtype) &&
                        aligned_rows(logits) && aligned_rows(args.c) && aligned_rows(args.d);
   visit_rows(logits, vectors, [&]<class Access, int kTeam>(unsigned blocks) {
-    launch(execution, "softmax_cross_entropy_backward", backward_kernel<Access, kTeam>, dim3(blocks), kThreads, args);
+    const auto kernel =
+        args.c.data ? backward_kernel<Access, kTeam, Add::c> : backward_kernel<Access, kTeam, Add::nothing>;
+    launch(execution, "softmax_cross_entropy_backward", kernel, dim3(blocks), kThreads, args);
   });
 }
 

@@ -1,9 +1,11 @@
 // Operands on which a product is tried before it is trusted: timed on realistic data, and verified. Not installed.
 //
 // Verification needs no tolerance where the arithmetic is exact: factors are thin fills of -1, 0 and 1, so thin that
-// every sum is an integer that every dtype holds, in whatever order it is added. The reference is a product by the
-// library's own kernel and the definition of the epilogue, applied element by element. Outputs are poisoned first, with
-// two patterns in two runs, and what lies between their rows and behind them must still be poison afterwards.
+// every sum is an integer that every dtype holds, in whatever order it is added and however often it is rounded (many
+// of cuBLASLt's 16-bit algorithms round a sum before they add a bias or a former contribution). The reference is a
+// product by the library's own kernel and the definition of the epilogue, applied element by element. Outputs are
+// poisoned first, with two patterns in two runs, and what lies between their rows and behind them must still be poison
+// afterwards.
 #pragma once
 
 #include <cstdint>

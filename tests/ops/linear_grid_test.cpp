@@ -161,10 +161,11 @@ TEST_P(LinearGridTest, GeluStaysWithinItsBound) {
           slope.at(i, j) = reference_slope(activation, v);
           const double t_z = test::alarm_plus(k, S.at(i, j), b.at(0, j), dtype);
           tolerance.at(i, j) = test::gelu(v, value.at(i, j), t_z, dtype);
-          if (in_epilogue) tolerance.at(i, j) += test::epilogue_gelu(v, dtype);
+          if (in_epilogue) tolerance.at(i, j) += test::epilogue_gelu(v, b.at(0, j), dtype);
           // The saved z carries the product's error too; 1.13 bounds the slope of the slope as well.
           dz_tolerance.at(i, j) = test::gelu_gradient(dy.at(i, j), slope.at(i, j), 0, dtype, dtype, false) +
                                   1.13 * t_z * std::fabs(dy.at(i, j));
+          if (in_epilogue) dz_tolerance.at(i, j) += test::epilogue_gelu(v, b.at(0, j), dtype) * std::fabs(dy.at(i, j));
         }
       }
       ASSERT_TRUE(test::near(test::values_of(y.value()), value, tolerance, dtype));

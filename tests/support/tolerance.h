@@ -79,8 +79,10 @@ inline double gelu_gradient(double g, double slope, double t, Dtype dtype, Dtype
 /// 13.1, at exact z in every dtype, over shapes from 7 x 7 to 1024 x 512 and |z| up to 20: gelu 3.7e-6 |z| where sums
 /// are fp32 (worst near |z| = 1.4), 2.3e-10 |z| in f64; its slope 1.6e-5 (near 3.5) and 3.1e-10. The rest is for what
 /// was not drawn.
-inline double epilogue_gelu(double z, Dtype dtype) {
-  return (accumulation_dtype(dtype) == Dtype::f64 ? 3e-10 : 5e-6) * std::fabs(z);
+inline double epilogue_gelu(double z, double b, Dtype dtype) {
+  const bool narrow = dtype != accumulation_dtype(dtype);
+  const double on_the_way = narrow ? 1.13 * unit_roundoff(dtype) * (2 * std::fabs(z) + std::fabs(b)) : 0;
+  return (accumulation_dtype(dtype) == Dtype::f64 ? 3e-10 : 5e-6) * std::fabs(z) + on_the_way;
 }
 inline double epilogue_gelu_slope(Dtype dtype) { return accumulation_dtype(dtype) == Dtype::f64 ? 4e-10 : 2e-5; }
 
