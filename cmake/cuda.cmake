@@ -1,12 +1,13 @@
 # Decides whether the GPU backend is built, and sets FUSEGRAD_WITH_CUDA.
 #
-# The backend is the folders autograd/cuda and ops/cuda. ON builds it, or fails if there is no CUDA compiler. OFF does
-# not look, and neither does AUTO, until the backend is complete. CMAKE_CUDA_ARCHITECTURES is respected; unset, it is 90.
+# The backend is the folders autograd/cuda, ops/cuda and optim/cuda. AUTO builds it where there are a CUDA compiler and a
+# toolkit of version 13 or newer, ON builds it or fails, OFF does not look. CMAKE_CUDA_ARCHITECTURES is respected; unset,
+# it is 90.
 set(FUSEGRAD_WITH_CUDA OFF)
 if(NOT FUSEGRAD_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "fusegrad: FUSEGRAD_CUDA must be AUTO, ON or OFF, got \"${FUSEGRAD_CUDA}\"")
 endif()
-if(NOT FUSEGRAD_CUDA STREQUAL "ON")
+if(FUSEGRAD_CUDA STREQUAL "OFF")
   message(STATUS "fusegrad: CPU only, because FUSEGRAD_CUDA=${FUSEGRAD_CUDA}")
   return()
 endif()
@@ -20,6 +21,11 @@ else()
   check_language(CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
     set(missing "no CUDA compiler was found; put nvcc in PATH or set CMAKE_CUDA_COMPILER")
+  else()
+    find_package(CUDAToolkit QUIET)
+    if(NOT CUDAToolkit_FOUND OR CUDAToolkit_VERSION VERSION_LESS 13)
+      set(missing "the CUDA toolkit, version 13 or newer, was not found")
+    endif()
   endif()
 endif()
 if(missing)
