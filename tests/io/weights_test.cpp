@@ -308,6 +308,8 @@ TEST_F(DamagedWeightsTest, HeadersThatBreakARuleAreRefused) {
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[16,0]})"), "bytes 16 to 0"},
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[4,20]})"), "the data before it ends at 0"},
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[16,32]})"), "the data before it ends at 0"},
+      {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"c":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})"),
+       "\"a\" has bytes 0 to 16, but the data before it ends at 4"},
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[0]})"), "needs two offsets"},
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[0,16,16]})"), "more than 2 numbers"},
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[0,"16"]})"), "a string stands where none may be"},

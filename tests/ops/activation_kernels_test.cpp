@@ -294,6 +294,30 @@ TEST(ReluKernelsTest, A02_SpecialValues) {
   }
 }
 
+TEST(ReluKernelsTest, A02_SpecialValuesInEveryColumn) {
+  // Whole chunks and the rest of a row take different ways, and so do rows with a bias.
+  const double special[] = {0.0, -0.0, 0x1p-149, -0x1p-149, kInf, -kInf, kNan, 1, -1};
+  constexpr std::int64_t kCols = 150;
+  Values z(std::size(special), kCols), expected(std::size(special), kCols);
+  for (std::int64_t i = 0; i < z.rows; ++i)
+    for (std::int64_t j = 0; j < kCols; ++j) {
+      z.at(i, j) = special[static_cast<std::size_t>((i + j) % z.rows)];
+      expected.at(i, j) = relu(z.at(i, j));
+    }
+  const GuardedMatrix gz(Dtype::f32, z), zeros(Dtype::f32, Values(1, kCols));
+  for (const bool with_bias : {false, true}) {
+    GuardedMatrix y(Dtype::f32, z.rows, kCols);
+    GuardedBytes mask(mask_bytes(z.rows, kCols), 0xA5);
+    kernels::activation_forward(execution(), {.z = gz.matrix(),
+                                              .b = with_bias ? zeros.vector() : ConstVector{},
+                                              .y = y.matrix(),
+                                              .activation = Activation::relu,
+                                              .mask = mask.data()});
+    EXPECT_TRUE(equal(y.values(), expected, Dtype::f32)) << with_bias;
+    EXPECT_TRUE(is_mask_of(mask.data(), z)) << with_bias;
+  }
+}
+
 // ---- gradients
 
 TEST(ActivationGradientTest, ReluIsExactAndSumsItsColumns) {
