@@ -14,6 +14,7 @@
 #include "tests/support/tolerance.h"
 
 #include <fusegrad/ops/activation_kernels.h>
+#include <fusegrad/ops/linear_kernels.h>
 
 namespace fusegrad::test {
 namespace {
@@ -316,6 +317,20 @@ TEST(ReluKernelsTest, A02_SpecialValuesInEveryColumn) {
     EXPECT_TRUE(equal(y.values(), expected, Dtype::f32)) << with_bias;
     EXPECT_TRUE(is_mask_of(mask.data(), z)) << with_bias;
   }
+}
+
+TEST(ReluKernelsTest, RowsWithoutColumnsCostNothing) {
+  // Rows that take a nanosecond each would take a quarter of an hour.
+  constexpr std::int64_t kRows = std::int64_t{1} << 40;
+  float none = 0;
+  const Matrix empty{.data = &none, .rows = kRows};
+  for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh}) {
+    kernels::activation_forward(execution(), {.z = empty, .y = empty, .activation = activation});
+    kernels::activation_backward(
+        execution(),
+        {.dy = empty, .dz = empty, .activation = activation, .pre_activation = empty, .bias = {.data = &none}});
+  }
+  kernels::column_sum(execution(), {.dz = empty, .bias = {.data = &none}});
 }
 
 // ---- gradients
