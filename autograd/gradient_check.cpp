@@ -53,13 +53,7 @@ class Checker {
     input_count_ = inputs.size();
     if (!options.parameters) return;
     for (const Parameter parameter : *options.parameters) {
-      if (parameter.frozen()) continue;
-      Block block{.name = detail::format("parameter \"{}\"", parameter.name()),
-                  .tensor = parameter.value(),
-                  .parameter = parameter,
-                  .base = parameter.value().to_vector<double>(),
-                  .gradient = {}};
-      blocks_.push_back(std::move(block));
+      if (!parameter.frozen()) add_block(parameter);
     }
   }
   Checker(const Checker&) = delete;
@@ -93,13 +87,6 @@ class Checker {
     const bool parameters = options.parameters && options.parameters->size() != 0;
     require<ValueError>(!inputs.empty() || parameters, "gradient_check: there is neither an input nor a parameter");
     Context context = inputs.empty() ? options.parameters->context() : inputs[0].context();
-    const auto check_dtype = [](Dtype dtype) {
-      require<DtypeError>(
-          dtype == Dtype::f64,
-          "gradient_check: everything must be f64, got {}: differences in a narrower type cannot tell a "
-          "right gradient from a wrong one",
-          name_of(dtype));
-    };
     for (const Tensor& input : inputs) {
       check_dtype(input.dtype());
       require<DeviceError>(input.context() == context, "gradient_check: all inputs must be on one context");
@@ -113,9 +100,36 @@ class Checker {
     return context;
   }
 
+  static void check_dtype(Dtype dtype) {
+    require<DtypeError>(dtype == Dtype::f64,
+                        "gradient_check: everything must be f64, got {}: differences in a narrower type cannot tell a "
+                        "right gradient from a wrong one",
+                        name_of(dtype));
+  }
+
   static void check_empty(const Parameter& parameter) {
     require<StateError>(!parameter.has_gradient(), "gradient_check: parameter \"{}\" holds a gradient; clear it first",
                         parameter.name());
+  }
+
+  void add_block(const Parameter& parameter) {
+    Block block{.name = detail::format("parameter \"{}\"", parameter.name()),
+                .tensor = parameter.value(),
+                .parameter = parameter,
+                .base = parameter.value().to_vector<double>(),
+                .gradient = {}};
+    blocks_.push_back(std::move(block));
+  }
+
+  /// Adds what the function uses and nobody named: a wrong gradient must not pass because it was left out.
+  void add_used(const std::vector<Parameter>& used) {
+    for (const Parameter& parameter : used) {
+      const bool named = std::ranges::any_of(blocks_, [&](const Block& block) { return block.parameter == parameter; });
+      if (named) continue;
+      check_dtype(parameter.dtype());
+      check_empty(parameter);
+      add_block(parameter);
+    }
   }
 
   std::vector<Var> leaves(Tape& tape) const {
@@ -146,9 +160,8 @@ class Checker {
     for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = weight(static_cast<std::int64_t>(i));
     weight_norm_ = std::sqrt(std::inner_product(weights.begin(), weights.end(), weights.begin(), 0.0));
     fused_value_ = reduce(y.value());
-    // The function may use parameters that are not to be checked; they too are to be as before.
     const std::vector<Parameter> used = tape.parameters();
-    for (const Parameter& parameter : used) check_empty(parameter);
+    add_used(used);
     tape.backward(y, Tensor::from(context_, y.shape(), weights));
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       Block& block = blocks_[i];

@@ -27,8 +27,8 @@ struct GradientCheckOptions {
   /// A difference passes if it is at most absolute + relative * |gradient| plus the rounding error of the stencil.
   double absolute = 1e-10;
   double relative = 1e-9;
-  /// Also check the gradients of these parameters, which the function uses. Parameters that are not named here count
-  /// as constants: their gradients are not checked.
+  /// Needed where there is no input. The parameters that the function uses are checked whether they are named here or
+  /// not; only a frozen one is a constant.
   std::optional<ParameterSet> parameters = std::nullopt;
   /// Above this number of coordinates in all, random directions are checked instead of every coordinate.
   std::int64_t max_coordinates = 4096;
@@ -56,7 +56,7 @@ struct GradientCheckReport {
 /// Inputs, parameter values and gradient states are as before when it returns or throws.
 /// Errors: ValueError if there is neither an input nor a parameter; DtypeError unless all are f64, since differences in
 /// a narrower type cannot tell a right gradient from a wrong one; DeviceError if inputs are on different contexts;
-/// StateError if a parameter that is checked, or that `f` uses, holds a gradient; whatever `f` throws.
+/// StateError if a parameter holds a gradient; whatever `f` throws.
 GradientCheckReport gradient_check(const CheckedFunction& f, std::span<const Tensor> inputs,
                                    const GradientCheckOptions& options = {});
 

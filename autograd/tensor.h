@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include <fusegrad/autograd/context.h>
@@ -83,7 +84,10 @@ class Tensor {
   /// Errors: ValueError if `data` is null or not aligned.
   template <class T>
   static Tensor borrow(const Context& context, const Shape& shape, T* data) {
-    return borrow_raw(context, shape, dtype_of<T>, data);
+    static_assert(
+        !std::is_const_v<T>,
+        "Tensor::borrow: the memory must not be const, since a tensor may be written to; Tensor::from copies");
+    if constexpr (!std::is_const_v<T>) return borrow_raw(context, shape, dtype_of<T>, data);
   }
   static Tensor borrow_raw(const Context& context, const Shape& shape, Dtype dtype, void* data);
 

@@ -4,12 +4,15 @@
 //   train_digits --idx-dir mnist --batch 128  MNIST from its four IDX files
 //   train_digits --help                       all options
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -47,6 +50,18 @@ std::string above_zero(const std::string& text) {
   return CLI::detail::lexical_cast(text, value) && value > 0 ? "" : "must be a number above 0, got \"" + text + "\"";
 }
 
+/// A check of CLI11's: a file can be written there. Training may take long; better to hear of it before.
+std::string can_be_written(const std::string& text) {
+  const std::filesystem::path path(text);
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  std::error_code error;
+  const std::filesystem::file_status target = status(path, error);
+  const bool taken = exists(target) && !is_regular_file(target);
+  if (!path.has_filename() || taken) return "\"" + text + "\" is no regular file";
+  if (access((folder / ".").c_str(), W_OK | X_OK) == 0) return "";
+  return "cannot write to the folder \"" + folder.string() + "\": " + std::generic_category().message(errno);
+}
+
 /// An option that takes one of `names`.
 template <class T>
 void add_choice(CLI::App& app, const std::string& option, T& value, const std::map<std::string, T>& names,
@@ -76,7 +91,7 @@ std::optional<int> parse(int argc, char** argv, Options& options) {
   app.add_option("--seed", options.seed, "of the initial weights and of the order of the rows");
   const auto data = app.add_option("--data", options.data, "a CSV file: pixels, then the label, in each row");
   app.add_option("--idx-dir", options.idx_dir, "a folder with the four MNIST files, plain or gzip")->excludes(data);
-  app.add_option("--save", options.save, "write the trained weights to this safetensors file");
+  app.add_option("--save", options.save, "write the trained weights to this safetensors file")->check(can_be_written);
   const auto json = app.add_flag("--json", options.json, "print one JSON object instead of text");
   app.add_flag("--explain", options.explain, "print how each part of the first step ran")->excludes(json);
   try {

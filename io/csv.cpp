@@ -107,9 +107,10 @@ class Reader {
 
  private:
   void take_row() {
-    require<IoError>(rows_.fields().size() == columns_.count,
-                     "read_csv: {}, line {}: the row has {} columns, the first row has {}", path_, rows_.line(),
-                     rows_.fields().size(), columns_.count);
+    const std::size_t count = rows_.fields().size();
+    require<IoError>(count == columns_.count,
+                     "read_csv: {}, line {}, column {}: the row has {} columns, the first row has {}", path_,
+                     rows_.line(), std::min(count, columns_.count) + 1, count, columns_.count);
     for (const std::size_t column : columns_.features) features_.push_back(finite_number(column));
     if (options_.label_column) {
       labels_.push_back(label(columns_.targets[0]));

@@ -134,8 +134,8 @@ struct detail::BatchAhead {
   std::unique_ptr<Uploads> uploads;  // last: destroyed first, it waits for the copies into the batch
 };
 
-DataLoader::DataLoader(const Context& context, Dataset dataset, const DataLoaderOptions& options)
-    : context_(context), dataset_(std::move(dataset)), options_(options) {
+DataLoader::DataLoader(const Context& context, const Dataset& dataset, const DataLoaderOptions& options)
+    : context_(context), dataset_(dataset), options_(options) {
   require<ValueError>(options.batch_size >= 1, "data loader: batch_size must be at least 1, got {}",
                       options.batch_size);
   require<DtypeError>(is_floating(options.dtype), "data loader: the dtype must be f64, f32, bf16 or f16, got {}",
@@ -159,7 +159,12 @@ DataLoader::~DataLoader() = default;
 DataLoader::DataLoader(DataLoader&& other) noexcept = default;
 DataLoader& DataLoader::operator=(DataLoader&& other) noexcept = default;
 
+void DataLoader::check_owner() const {
+  require<StateError>(!order_.empty(), "data loader: this loader was moved from");
+}
+
 DataLoader::Iterator DataLoader::begin() {
+  check_owner();
   require<StateError>(epoch_ < kMostEpochs, "data loader: there is no epoch after {}", kMostEpochs - 1);
   if (ahead_) ahead_->drop();
   if (options_.shuffle_seed) shuffle(order_, *options_.shuffle_seed, epoch_);
@@ -232,6 +237,7 @@ Batch DataLoader::load(std::int64_t index) {
 }
 
 Batch DataLoader::Iterator::operator*() const {
+  loader_->check_owner();
   require<StateError>(pass_ == loader_->passes_, "data loader: this iterator is of an epoch that has ended");
   return loader_->load(index_);
 }

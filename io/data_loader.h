@@ -59,14 +59,14 @@ class DataLoader {
   /// Keeps the dataset alive. Errors: ValueError if batch_size is less than 1, if drop_last leaves no batch, if the
   /// dataset has 2^32 rows or more, or, with row and value, for a number that `dtype` cannot hold (f16 ends at 65504);
   /// DtypeError unless `dtype` is floating-point; OutOfMemoryError; CudaError.
-  DataLoader(const Context& context, Dataset dataset, const DataLoaderOptions& options = {});
+  DataLoader(const Context& context, const Dataset& dataset, const DataLoaderOptions& options = {});
   ~DataLoader();
-  /// Iterators of `other` are then invalid.
+  /// `other` then has no batches: to ask it or an iterator of it for one is a StateError.
   DataLoader(DataLoader&& other) noexcept;
   DataLoader& operator=(DataLoader&& other) noexcept;
 
   /// Starts epoch number epoch() and counts it. Iterators of earlier epochs are then invalid. Errors: StateError after
-  /// epoch 2^32 - 1; CudaError.
+  /// epoch 2^32 - 1, or if the loader was moved from; CudaError.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
@@ -84,13 +84,14 @@ class DataLoader {
   void fill(std::int64_t index, void* x, void* label) const;
   void start(std::int64_t index);
   std::span<const std::uint32_t> rows(std::int64_t index) const;
+  void check_owner() const;
 
   Context context_;
   Dataset dataset_;
   DataLoaderOptions options_;
   std::int64_t epoch_ = 0;
-  std::uint64_t passes_ = 0;  // calls of begin(), to know an old iterator
-  std::vector<std::uint32_t> order_;
+  std::uint64_t passes_ = 0;                   // calls of begin(), to know an old iterator
+  std::vector<std::uint32_t> order_;           // of the dataset's rows; empty if the loader was moved from
   std::unique_ptr<detail::BatchAhead> ahead_;  // null on a CPU
 };
 
@@ -101,8 +102,8 @@ class DataLoader::Iterator {
   using difference_type = std::ptrdiff_t;
   using value_type = Batch;
 
-  /// Errors: StateError if another epoch was begun since, or while the context's stream is being captured;
-  /// OutOfMemoryError; CudaError. After an error the iterator is where it was.
+  /// Errors: StateError if another epoch was begun since, if the loader was moved from, or while the context's stream
+  /// is being captured; OutOfMemoryError; CudaError. After an error the iterator is where it was.
   Batch operator*() const;
   Iterator& operator++() {
     ++index_;

@@ -34,6 +34,11 @@ class Dataset {
   /// Errors: ShapeError; ValueError, with row and column, for a value that is not finite in f32, or without rows.
   static Dataset regression(Tensor features, Tensor targets);
 
+  // A move copies: no dataset is ever empty.
+  Dataset(const Dataset&) = default;
+  Dataset& operator=(const Dataset&) = default;
+  ~Dataset() = default;
+
   /// Number of rows, n.
   std::int64_t size() const { return features_.shape()[0]; }
   /// Numbers in a row of features.

@@ -66,8 +66,10 @@ std::size_t PackedFile::inflate_some(std::byte* data, std::size_t bytes) {
   stream_->next_out = reinterpret_cast<Bytef*>(data);
   stream_->avail_out = wanted;
   while (stream_->avail_out == wanted) {
-    const bool input = next_ < filled_ || refill();
+    bool input = next_ < filled_ || refill();
     if (member_ended_) {
+      // Tapes and block devices fill the last block up with zeros, and gzip ignores them; no member begins with one.
+      while (input && buffer_[next_] == std::byte{0}) input = ++next_ < filled_ || refill();
       if (!input) return 0;
       inflateReset(stream_.get());
       member_ended_ = false;

@@ -1,4 +1,5 @@
-// The content of a file, be it plain or packed with gzip; its first two bytes tell which. Not installed.
+// The content of a file, be it plain or packed with gzip; its first two bytes tell which. Zeros behind gzip data are
+// padding, as they are for gzip itself. Not installed.
 #pragma once
 
 #include <cstddef>

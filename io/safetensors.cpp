@@ -198,7 +198,8 @@ std::vector<SafetensorsEntry> parse_header(std::string_view where, std::string_v
   };
   // JSON would allow more around the object: a byte order mark in front, line ends behind.
   const std::size_t last = header.find_last_not_of(' ');
-  check(header.starts_with('{') && header[last] == '}', "the header must be a JSON object, padded with spaces");
+  require<IoError>(header.starts_with('{'), "{} is no safetensors file: the header must be a JSON object", where);
+  check(header[last] == '}', "the header must be a JSON object, padded with spaces");
   HeaderReader reader;
   const bool valid = Json::sax_parse(header.begin(), header.end(), &reader);
   check(valid, "the header is wrong: {}", reader.problem());

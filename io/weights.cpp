@@ -37,11 +37,14 @@ std::string header_of(detail::InputFile& file, const std::string& where) {
   using detail::kLengthBytes;
   const std::int64_t size = file.size();
   std::uint64_t length = 0;
-  require<IoError>(size >= kLengthBytes, "{}: the file has {} bytes, less than the length of a header", where, size);
+  require<IoError>(size >= kLengthBytes, "{} is no safetensors file: it has {} bytes, less than the length of a header",
+                   where, size);
   file.read(&length, kLengthBytes);
   const std::int64_t most = std::min(detail::kMostHeaderBytes, size - kLengthBytes);
   require<IoError>(length >= 2 && length <= static_cast<std::uint64_t>(most),
-                   "{}: the header must have 2 to {} bytes, the file says {}", where, most, length);
+                   "{} is no safetensors file, or one that was cut off: the header must have 2 to {} bytes, the file "
+                   "says {}",
+                   where, most, length);
   std::string header(length, '\0');
   file.read(header.data(), header.size());
   return header;

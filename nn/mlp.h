@@ -37,7 +37,9 @@ class Mlp {
   /// Errors: as above; those of LinearLayer for the set. After an error the set is as it was.
   Mlp(ParameterSet set, const std::string& name, const MlpOptions& options);
 
-  /// Records the network on x's tape. Errors: those of `linear`; StateError if the network was moved from.
+  /// Records the network on x's tape. Errors: ShapeError unless x is [batch, widths.front()] (leading axes are taken
+  /// together); DtypeError unless it has the parameters' dtype; those of `linear`; StateError if the network was moved
+  /// from.
   Var operator()(const Var& x) const;
 
   /// A shared handle that survives the network.

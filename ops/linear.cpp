@@ -234,6 +234,11 @@ Tensor fused_forward(Recording& op, Tensor& y, const Tensor& b, Activation activ
   return saved;
 }
 
+std::string_view unfused_note(bool bias, bool activation) {
+  if (bias) return activation ? "unfused: product, then bias and activation" : "unfused: product, then bias";
+  return activation ? "unfused: product, then activation" : "unfused: product";
+}
+
 Var record(Recording op, const Var& x, const Var& w, const Var* b, Activation activation) {
   check_arguments(x, w, b);
   Tensor y = op.new_tensor(output_shape(x.shape(), w.shape()[0]), x.dtype());
@@ -242,7 +247,7 @@ Var record(Recording op, const Var& x, const Var& w, const Var* b, Activation ac
   ++counters_of(op.context()).products;
   ActivationGradient gradient{.activation = activation, .inputs = x.shape()[-1]};
   gradient.saved = fused ? fused_forward(op, y, bias, activation) : unfused_forward(op, y, bias, activation);
-  if (!fused) op.note("unfused: product, then bias and activation");
+  if (!fused) op.note(unfused_note(b != nullptr, activation != Activation::none));
   return op.finish<LinearRule>(y, op.needs(kW) ? op.input(kX) : Tensor(), op.needs(kX) ? op.input(kW) : Tensor(),
                                gradient, b != nullptr);
 }

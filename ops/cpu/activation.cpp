@@ -27,6 +27,7 @@ std::int64_t rows_a_task(std::int64_t cols) {
 /// Calls f(row, first column, columns, block of rows) for pieces of rows, those of a block in order.
 template <class F>
 void for_each_piece(ThreadPool& pool, std::int64_t rows, std::int64_t cols, F&& f) {
+  if (cols == 0) return;
   const std::int64_t block_rows = rows_a_task(cols);
   run_tasks(pool, ceil_div(rows, block_rows), rows * cols * kWorkAnElement, [&](std::int64_t block, int) {
     const std::int64_t end = std::min((block + 1) * block_rows, rows);

@@ -40,7 +40,7 @@ void sum_columns(ThreadPool& pool, const kernels::ColumnSum& args) {
   const std::int64_t cols = args.dz.cols;
   constexpr std::int64_t kElementsATask = std::int64_t{1} << 16;
   const std::int64_t block_rows = std::max<std::int64_t>(1, kElementsATask / std::max<std::int64_t>(1, cols));
-  const std::int64_t blocks = ceil_div(rows, block_rows);
+  const std::int64_t blocks = cols == 0 ? 0 : ceil_div(rows, block_rows);
   Acc* partial = static_cast<Acc*>(pool.shared_scratch(scratch_bytes<Acc>(blocks * cols)));
   run_tasks(pool, blocks, rows * cols * 8, [&](std::int64_t block, int) {
     Acc* sums = partial + block * cols;

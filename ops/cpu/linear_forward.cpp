@@ -44,13 +44,23 @@ void forward(ThreadPool& pool, const kernels::LinearForward& args) {
 
 namespace kernels {
 
+namespace {
+
+std::string_view note_of(const LinearForward& args) {
+  const bool activation = args.activation != Activation::none;
+  if (args.b.data) return activation ? "one pass: product, bias, activation" : "one pass: product, bias";
+  return activation ? "one pass: product, activation" : "one pass: product";
+}
+
+}  // namespace
+
 FusedResult linear_forward(const CpuExecution& execution, const LinearForward& args) {
   if (args.y.dtype == Dtype::f64) {
     detail::forward<double>(execution.pool, args);
   } else {
     detail::forward<float>(execution.pool, args);
   }
-  return {.note = "one pass: product, bias, activation"};
+  return {.note = note_of(args)};
 }
 
 }  // namespace kernels

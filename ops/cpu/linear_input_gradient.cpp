@@ -72,7 +72,8 @@ FusedResult linear_input_gradient(const CpuExecution& execution, const LinearInp
     detail::input_gradient<float>(execution.pool, args);
   }
   if (args.activation == Activation::none) return {};
-  return {.note = "one pass: product, activation gradient, bias gradient"};
+  return {.note = args.bias.data ? "one pass: product, activation gradient, bias gradient"
+                                 : "one pass: product, activation gradient"};
 }
 
 }  // namespace kernels

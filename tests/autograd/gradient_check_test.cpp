@@ -52,6 +52,7 @@ TEST_F(GradientCheckTest, TakesTheRouteThatTheKinkAsksFor) {
   const auto route = [&](double x) {
     const auto report = check([](Tape&, std::span<const Var> in) { return relu(in[0]); }, {f64(context, {1}, {x})});
     EXPECT_TRUE(report.passed) << x << ": " << report.worst;
+    EXPECT_EQ(report.largest_error, 0) << x << ": every figure is exact in binary";
     return std::pair(report.smooth, report.frozen);
   };
   const std::pair<std::int64_t, std::int64_t> smooth{1, 0};
@@ -60,6 +61,8 @@ TEST_F(GradientCheckTest, TakesTheRouteThatTheKinkAsksFor) {
   EXPECT_EQ(route(-0.0), frozen);
   EXPECT_EQ(route(0x1p-13), smooth) << "the kink is within the first step: the step shrinks";
   EXPECT_EQ(route(-0x1p-13), smooth);
+  EXPECT_EQ(route(0x1p-10), smooth) << "x - h touches 0, which is open too";
+  EXPECT_EQ(route(-0x1p-10), smooth) << "x + h touches 0, which is open";
   EXPECT_EQ(route(0x1p-9), smooth);
   EXPECT_EQ(route(-0x1p-9), smooth) << "x + 2h touches 0, which is open";
   EXPECT_EQ(route(1.0), smooth);
@@ -222,7 +225,25 @@ TEST_F(GradientCheckTest, RefusesWhatItCannotJudge) {
   EXPECT_THROW(check(square, {f64(context, {1}, {1}), f64(other, {1}, {1})}), DeviceError);
 }
 
-TEST_F(GradientCheckTest, LeavesNoGradientInParametersThatItDoesNotCheck) {
+TEST_F(GradientCheckTest, ChecksParametersThatNobodyNamed) {
+  ParameterSet set(context, Dtype::f64);
+  const Parameter w = set.add("w", {3, 3}, fill_with(draw(3, 9)));
+  const std::vector<double> before = values_of(w.value());
+  for (const Fault fault : {Fault::none, Fault::one_element}) {
+    const auto f = [&](Tape& tape, std::span<const Var> in) { return mul(in[0], faulty(tape.parameter(w), fault)); };
+    const std::vector<Tensor> inputs{f64(context, {3, 3}, draw(4, 9))};
+    const auto report = check(f, inputs);
+    EXPECT_EQ(report.smooth + report.frozen, 18);
+    EXPECT_EQ(report.passed, fault == Fault::none) << report.worst;
+    EXPECT_THAT(report.worst, fault == Fault::none ? HasSubstr("") : HasSubstr("parameter \"w\", element 4"));
+    EXPECT_EQ(values_of(w.value()), before);
+    w.freeze();
+    EXPECT_TRUE(check(f, inputs).passed) << "a frozen parameter is a constant";
+    w.unfreeze();
+  }
+}
+
+TEST_F(GradientCheckTest, LeavesNoGradientInParameters) {
   ParameterSet set(context, Dtype::f64);
   const Parameter w = set.add("w", {2}, fill_with({2, 3}));
   const auto f = [&](Tape& tape, std::span<const Var> in) { return mul(in[0], tape.parameter(w)); };

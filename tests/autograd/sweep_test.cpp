@@ -280,9 +280,10 @@ TEST_F(SweepTest, OnlyTheLastContributionIsOfferedTheActivationGradient) {
       Tape tape(context_);
       const Var x = tape.variable(row({1, -2}));
       const Var h = relu(x);
+      mul(h, h);  // leads nowhere: nobody waits for it
       Var y = probe(h, seen);
       for (int i = 1; i < fan_out; ++i) y = add(y, probe(h, seen));
-      mul(h, h);  // leads nowhere: nobody waits for it
+      mul(h, h);  // nor for what comes after the root
       if (observed) tape.retain_gradient(h);
       const std::int64_t absorbed = context_.counters().absorbed;
       tape.backward(y, row({1, 10}));

@@ -76,6 +76,17 @@ class TrainDigitsTest(unittest.TestCase):
         self.refused('in "/nowhere"', "--idx-dir", "/nowhere")
         self.refused("out of memory", "--hidden", 4000000000000)
 
+    def test_refuses_to_train_for_a_file_that_cannot_be_written(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "file")
+            file.touch()
+            for path, reason in ((Path(folder, "none", "w"), "No such file or directory"), (Path(file, "w"), "Not a directory"),
+                                 (folder, "is no regular file"), (folder + "/", "is no regular file")):
+                self.refused(reason, "--save", path, "--epochs", 1000000)
+                self.refused("--save: ", "--save", path, "--epochs", 1000000)
+            self.train("--save", file, "--epochs", 1)
+            self.assertGreater(file.stat().st_size, 100000)
+
 
 class CheckGradientsTest(unittest.TestCase):
     def test_finds_every_gradient_right(self):

@@ -145,10 +145,13 @@ TEST_F(CsvTest, NamesLineAndColumnOfWhatIsNoNumber) {
   EXPECT_THAT(refusal<IoError>(std::string("1,2,0\n3,4\0,1\n", 13)), HasSubstr("line 2, column 2"));
 }
 
-TEST_F(CsvTest, NamesTheLineOfARaggedRow) {
-  EXPECT_THAT(refusal<IoError>("1,2,0\n1,2,0\n1,2\n"), HasSubstr("line 3: the row has 2 columns, the first row has 3"));
-  EXPECT_THAT(refusal<IoError>("1,2,0\n1,2,0,\n"), HasSubstr("line 2: the row has 4 columns, the first row has 3"));
-  EXPECT_THAT(refusal<IoError>("a,b\n1,2,0\n"), HasSubstr("line 2: the row has 3 columns, the first row has 2"));
+TEST_F(CsvTest, NamesLineAndColumnWhereARowIsRagged) {
+  EXPECT_THAT(refusal<IoError>("1,2,0\n1,2,0\n1,2\n"),
+              HasSubstr("line 3, column 3: the row has 2 columns, the first row has 3"));
+  EXPECT_THAT(refusal<IoError>("1,2,0\n1,2,0,\n"),
+              HasSubstr("line 2, column 4: the row has 4 columns, the first row has 3"));
+  EXPECT_THAT(refusal<IoError>("a,b\n1,2,0\n"),
+              HasSubstr("line 2, column 3: the row has 3 columns, the first row has 2"));
 }
 
 TEST_F(CsvTest, RefusesBrokenQuotes) {

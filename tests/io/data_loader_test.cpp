@@ -245,6 +245,25 @@ TEST(DataLoaderTest, RefusesAnIteratorOfAnEarlierEpoch) {
   EXPECT_THROW(*old, StateError);
 }
 
+TEST(DataLoaderTest, SaysSoWhenItWasMovedFrom) {
+  DataLoader loader(cpu(), numbered(9), {.batch_size = 4, .shuffle_seed = 1});
+  const auto old = loader.begin();
+  DataLoader moved = std::move(loader);
+  // NOLINTBEGIN(bugprone-use-after-move): what they do then is the test
+  EXPECT_THAT(message_of<StateError>([&] { loader.begin(); }), HasSubstr("this loader was moved from"));
+  EXPECT_THAT(message_of<StateError>([&] { *old; }), HasSubstr("this loader was moved from"));
+  EXPECT_EQ(loader.size(), 3);
+  EXPECT_EQ(loader.dataset().size(), 9);
+  // NOLINTEND(bugprone-use-after-move)
+  EXPECT_EQ(moved.epoch(), 1);
+  std::int64_t rows = 0;
+  for (auto [x, label] : moved) rows += x.shape()[0] + 0 * label.size();
+  EXPECT_EQ(rows, 9);
+  loader = std::move(moved);
+  EXPECT_NO_THROW(*loader.begin());
+  EXPECT_THROW(moved.begin(), StateError);  // NOLINT(bugprone-use-after-move)
+}
+
 TEST(DataLoaderTest, AllocatesNothingAfterTheFirstEpoch) {
   const Context context = cpu(2);
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {

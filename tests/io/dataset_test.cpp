@@ -171,5 +171,17 @@ TEST(DatasetTest, SplitsOffEveryFifthRowFromTheFirst) {
   EXPECT_EQ(train.select({0, 1}).split_every(100).train.size(), 1);
 }
 
+TEST(DatasetTest, IsTheSameAfterAMove) {
+  Dataset data = Dataset::classification(Tensor::from<float>(cpu(), {2, 1}, {5, 6}), labels({0, 1}));
+  const Dataset moved = std::move(data);
+  for (const Dataset& each : {data, moved}) {  // NOLINT(bugprone-use-after-move): a move copies
+    EXPECT_EQ(each.size(), 2);
+    EXPECT_EQ(each.classes(), 2);
+    EXPECT_TRUE(each.is_classification());
+    EXPECT_THAT(each.features().to_vector<float>(), ElementsAre(5, 6));
+    EXPECT_THAT(each.select({1}).labels().to_vector<std::int32_t>(), ElementsAre(1));
+  }
+}
+
 }  // namespace
 }  // namespace fusegrad

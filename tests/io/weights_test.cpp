@@ -32,6 +32,7 @@ using test::TemporaryDirectory;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 using Named = std::vector<std::pair<std::string, Shape>>;
 
@@ -308,6 +309,8 @@ TEST_F(DamagedWeightsTest, HeadersThatBreakARuleAreRefused) {
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[16,0]})"), "bytes 16 to 0"},
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[4,20]})"), "the data before it ends at 0"},
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[16,32]})"), "the data before it ends at 0"},
+      {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"c":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})"),
+       "\"a\" has bytes 0 to 16, but the data before it ends at 4"},
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[0]})"), "needs two offsets"},
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[0,16,16]})"), "more than 2 numbers"},
       {a(R"({"dtype":"F32","shape":[2,2],"data_offsets":[0,"16"]})"), "a string stands where none may be"},
@@ -376,6 +379,16 @@ TEST_F(DamagedWeightsTest, HeaderLengthsAreCheckedBeforeTheHeaderIsRead) {
   directory_.write("large", head);
   std::filesystem::resize_file(path, std::uint64_t{1} << 30);
   EXPECT_THAT(message_of<IoError>([&] { load_weights(path, set_); }), HasSubstr("must have 2 to 16777216 bytes"));
+}
+
+TEST_F(DamagedWeightsTest, FilesOfAnotherKindAreNamedAsSuch) {
+  const std::string length_of_4("\4\0\0\0\0\0\0\0", 8);
+  for (const std::string& file : {std::string(), std::string("PK\3\4"), std::string("PK\3\4") + std::string(500, 'x'),
+                                  std::string("1.5,2.5\n3.5,4.5\n"), length_of_4 + "abcdefgh"}) {
+    EXPECT_THAT(refusal(file),
+                StartsWith(fmt::format("load_weights: \"{}\" is no safetensors file", directory_ / "bad")))
+        << file;
+  }
 }
 
 TEST_F(DamagedWeightsTest, MoreThan100000TensorsAreRefused) {

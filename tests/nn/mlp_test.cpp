@@ -1,6 +1,8 @@
 #include <memory>
 #include <optional>
 
+#include <gmock/gmock.h>
+
 #include "tests/nn/module_test.h"
 #include "tests/support/device.h"
 #include "tests/support/tolerance.h"
@@ -329,16 +331,23 @@ TEST(MlpOptionsTest, MistakesAreNamedAndLeaveTheSetAsItWas) {
   EXPECT_THROW(Mlp(set, "d", {.widths = {1, 1}}), StateError) << "the set is in use";
 }
 
-TEST(MlpOptionsTest, AnInputOfAnotherWidthIsNamed) {
+TEST(MlpOptionsTest, AnInputThatDoesNotFitIsNamed) {
   const Context context = Context::cpu({.threads = 1});
   const Mlp net(context, {.widths = {3, 2}});
   Tape tape(context);
-  try {
-    net(tape.input(Tensor::zeros(context, {4, 5}, Dtype::f32)));
-    FAIL() << "5 features were accepted where 3 are needed";
-  } catch (const ShapeError& error) {
-    EXPECT_STREQ(error.what(), "linear: w must be [out, 5] (5 = last axis of x), got [2, 3]");
-  }
+  const auto apply = [&](const Shape& shape, Dtype dtype) {
+    return [&net, x = tape.input(Tensor::zeros(context, shape, dtype))] { net(x); };
+  };
+  using testing::ThrowsMessage;
+  EXPECT_THAT(apply({4, 5}, Dtype::f32),
+              ThrowsMessage<ShapeError>("mlp: x must be [batch, 3] (3 = the network's first width), got [4, 5]"));
+  EXPECT_THAT(apply({3}, Dtype::f32),
+              ThrowsMessage<ShapeError>("mlp: x must be [batch, 3] (3 = the network's first width), got [3]"));
+  EXPECT_THAT(apply({4, 3}, Dtype::bf16),
+              ThrowsMessage<DtypeError>("mlp: x must be f32 as the network's parameters are, got bf16"));
+  EXPECT_THROW(net(Var()), StateError);
+  EXPECT_EQ(tape.size(), 3) << "nothing was recorded but the inputs";
+  EXPECT_NO_THROW(apply({2, 4, 3}, Dtype::f32)());
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "tests/support/tolerance.h"
 
 #include <fusegrad/ops/activation_kernels.h>
+#include <fusegrad/ops/linear_kernels.h>
 
 namespace fusegrad::test {
 namespace {
@@ -292,6 +293,44 @@ TEST(ReluKernelsTest, A02_SpecialValues) {
     for (const int open : {0, 1, 2, 4, 7}) EXPECT_TRUE(within(got.at(0, open), upstream, 0, Dtype::f32)) << open;
     for (const int shut : {3, 5, 8}) EXPECT_EQ(got.at(0, shut), 0) << shut << ": selected, not multiplied";
   }
+}
+
+TEST(ReluKernelsTest, A02_SpecialValuesInEveryColumn) {
+  // Whole chunks and the rest of a row take different ways, and so do rows with a bias.
+  const double special[] = {0.0, -0.0, 0x1p-149, -0x1p-149, kInf, -kInf, kNan, 1, -1};
+  constexpr std::int64_t kCols = 150;
+  Values z(std::size(special), kCols), expected(std::size(special), kCols);
+  for (std::int64_t i = 0; i < z.rows; ++i)
+    for (std::int64_t j = 0; j < kCols; ++j) {
+      z.at(i, j) = special[static_cast<std::size_t>((i + j) % z.rows)];
+      expected.at(i, j) = relu(z.at(i, j));
+    }
+  const GuardedMatrix gz(Dtype::f32, z), zeros(Dtype::f32, Values(1, kCols));
+  for (const bool with_bias : {false, true}) {
+    GuardedMatrix y(Dtype::f32, z.rows, kCols);
+    GuardedBytes mask(mask_bytes(z.rows, kCols), 0xA5);
+    kernels::activation_forward(execution(), {.z = gz.matrix(),
+                                              .b = with_bias ? zeros.vector() : ConstVector{},
+                                              .y = y.matrix(),
+                                              .activation = Activation::relu,
+                                              .mask = mask.data()});
+    EXPECT_TRUE(equal(y.values(), expected, Dtype::f32)) << with_bias;
+    EXPECT_TRUE(is_mask_of(mask.data(), z)) << with_bias;
+  }
+}
+
+TEST(ReluKernelsTest, RowsWithoutColumnsCostNothing) {
+  // Rows that take a nanosecond each would take a quarter of an hour.
+  constexpr std::int64_t kRows = std::int64_t{1} << 40;
+  float none = 0;
+  const Matrix empty{.data = &none, .rows = kRows};
+  for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh}) {
+    kernels::activation_forward(execution(), {.z = empty, .y = empty, .activation = activation});
+    kernels::activation_backward(
+        execution(),
+        {.dy = empty, .dz = empty, .activation = activation, .pre_activation = empty, .bias = {.data = &none}});
+  }
+  kernels::column_sum(execution(), {.dz = empty, .bias = {.data = &none}});
 }
 
 // ---- gradients

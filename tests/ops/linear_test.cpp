@@ -357,6 +357,43 @@ TEST_P(LinearTest, LeadingAxesAreTakenTogether) {
   EXPECT_THAT(values_of(tape.gradient(w)), ElementsAreArray(c.dw));
 }
 
+TEST(LinearExplainTest, SpeaksOfABiasOnlyWhereThereIsOne) {
+  for (const Fusion fusion : {Fusion::on, Fusion::off})
+    for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh})
+      for (const bool with_bias : {false, true}) {
+        SCOPED_TRACE(std::string(name_of(activation)) + (with_bias ? " with bias" : " without"));
+        const Context context = Context::cpu({.threads = 1, .fusion = fusion});
+        Tape tape(context);
+        const auto ones = [&](const Shape& shape) {
+          return tape.variable(Tensor::full(context, shape, Dtype::f32, 1));
+        };
+        const LinearOptions options{.activation = activation};
+        const auto layer = [&](const Var& x) {
+          return with_bias ? linear(x, ones({3, 3}), ones({3}), options) : linear(x, ones({3, 3}), options);
+        };
+        tape.backward(sum(layer(layer(ones({2, 3})))));
+        const std::string text = tape.explain();
+        EXPECT_EQ(text.find("bias") != std::string::npos, with_bias) << text;
+        EXPECT_EQ(text.find("activation") != std::string::npos, activation != Activation::none) << text;
+      }
+}
+
+TEST(LinearShapeTest, RowsWithoutFeaturesCostNothing) {
+  // Rows that take a nanosecond each would take a quarter of an hour.
+  const Context context = Context::cpu({.threads = 2});
+  for (const Fusion fusion : {Fusion::on, Fusion::off})
+    for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_erf}) {
+      Tape tape(context, {.fusion = fusion});
+      const auto empty = [&](const Shape& shape) { return tape.variable(Tensor::zeros(context, shape, Dtype::f32)); };
+      const Var x = empty({std::int64_t{1} << 40, 0});
+      const Var w = empty({0, 0});
+      const Var b = empty({0});
+      const Var h = linear(x, w, b, {.activation = activation});
+      tape.backward(sum(linear(activate(h, activation), w, b)));
+      EXPECT_EQ(tape.gradient(x).shape(), x.shape());
+    }
+}
+
 TEST(LinearErrorTest, NamesWhatWasExpected) {
   const Context context = Context::cpu({.threads = 1});
   Tape tape(context);
