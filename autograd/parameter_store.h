@@ -30,7 +30,7 @@ class ParameterStore {
   /// Slots start at multiples of 128 elements: 256 bytes in every dtype, and whole vectors in every kernel.
   static constexpr std::int64_t kSlotElements = 128;
 
-  ParameterStore(Context context, Dtype dtype) : context_(std::move(context)), dtype_(dtype) {}
+  ParameterStore(const Context& context, Dtype dtype) : context_(context), dtype_(dtype) {}
 
   const Context& context() const { return context_; }
   Dtype dtype() const { return dtype_; }

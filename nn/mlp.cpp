@@ -10,7 +10,7 @@ Mlp::Mlp(const Context& context, const MlpOptions& options) : set_(context, opti
   add_layers("", options);
 }
 
-Mlp::Mlp(ParameterSet set, const std::string& name, const MlpOptions& options) : set_(std::move(set)) {
+Mlp::Mlp(const ParameterSet& set, const std::string& name, const MlpOptions& options) : set_(set) {
   add_layers(name.empty() ? "" : name + ".", options);
 }
 

@@ -35,7 +35,7 @@ class Mlp {
   Mlp(const Context& context, const MlpOptions& options);
   /// A network whose parameters are part of `set`, named "<name>.0.weight" and so on.
   /// Errors: as above; those of LinearLayer for the set. After an error the set is as it was.
-  Mlp(ParameterSet set, const std::string& name, const MlpOptions& options);
+  Mlp(const ParameterSet& set, const std::string& name, const MlpOptions& options);
 
   /// Records the network on x's tape. Errors: ShapeError unless x is [batch, widths.front()] (leading axes are taken
   /// together); DtypeError unless it has the parameters' dtype; those of `linear`; StateError if the network was moved

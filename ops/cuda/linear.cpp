@@ -254,7 +254,9 @@ FusedResult linear_forward(const CudaExecution& execution, const LinearForward& 
   const std::optional<Epilogue> epilogue = forward_epilogue(args);
   if (!epilogue || args.x.cols == 0) {
     unfused_forward(execution, args);
-    return {.fused = false, .note = "a product, then bias and activation: no epilogue computes this"};
+    return {.fused = false,
+            .note = args.b.data ? "a product, then bias and activation: no epilogue computes this"
+                                : "a product, then the activation: no epilogue computes this"};
   }
   LtProduct product{
       .a = args.x, .b = args.w, .transpose_b = Transpose::yes, .d = args.y, .epilogue = *epilogue, .bias = args.b.data};
@@ -270,7 +272,9 @@ FusedResult linear_forward(const CudaExecution& execution, const LinearForward& 
   }
   ++execution.state.counters().missing_algorithms;
   unfused_forward(execution, args);
-  return {.fused = false, .note = "a product, then bias and activation: cuBLASLt has no algorithm for the fused one"};
+  return {.fused = false,
+          .note = args.b.data ? "a product, then bias and activation: cuBLASLt has no algorithm for the fused one"
+                              : "a product, then the activation: cuBLASLt has no algorithm for the fused one"};
 }
 
 FusedResult run_input_gradient(const CudaExecution& execution, const LinearInputGradient& args,

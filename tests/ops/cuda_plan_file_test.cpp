@@ -167,10 +167,14 @@ TEST_F(CudaPlanFileTest, AContextThatHasRunWithoutMeasurementTakesThemUp) {
   EXPECT_EQ(second.counters().plans_measured, 0);
   std::map<std::string, PlanOrigin> origins;
   for (const PlanReport& plan : plans(second)) origins[plan.what] = plan.origin;
+  int steps = 0;
   for (const PlanReport& plan : plans(first)) {
-    if (plan.kind != PlanKind::step) continue;
+    // A way that was only a candidate may have asked for steps that the chosen one does not need.
+    if (plan.kind != PlanKind::step || !origins.contains(plan.what)) continue;
     EXPECT_EQ(origins[plan.what], PlanOrigin::file) << plan.what;
+    ++steps;
   }
+  EXPECT_GE(steps, 1);
   // And it saves what it was given.
   const std::string copy = directory / "copy.json";
   save_plans(second, copy);
