@@ -13,8 +13,8 @@ LinearLayer::LinearLayer(const Context& context, const LinearLayerOptions& optio
   add_parameters("", options);
 }
 
-LinearLayer::LinearLayer(ParameterSet set, const std::string& name, const LinearLayerOptions& options)
-    : set_(std::move(set)), activation_(options.activation) {
+LinearLayer::LinearLayer(const ParameterSet& set, const std::string& name, const LinearLayerOptions& options)
+    : set_(set), activation_(options.activation) {
   add_parameters(name.empty() ? "" : name + ".", options);
 }
 

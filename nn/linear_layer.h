@@ -34,7 +34,7 @@ class LinearLayer {
   /// "weight" and "bias".
   /// Errors: as above; DtypeError if options.dtype is not the set's; ValueError if the set has such a name already;
   /// StateError if the set is in use. After an error the set is as it was.
-  LinearLayer(ParameterSet set, const std::string& name, const LinearLayerOptions& options);
+  LinearLayer(const ParameterSet& set, const std::string& name, const LinearLayerOptions& options);
 
   /// Records the layer on x's tape. Errors: those of `linear`.
   Var operator()(const Var& x) const;

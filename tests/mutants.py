@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant("safetensors with overlapping tensors accepted", "io/safetensors.cpp",
            (("entry.begin == covered && entry.end", "entry.begin <= covered && entry.end"),),
            ("DamagedWeightsTest.HeadersThatBreakARuleAreRefused",)),
-    Mutant("weights renamed before they are on the disk", "io/file.cpp",
+    Mutant("weights renamed before they are on the disk", "autograd/file.cpp",
            (("if (uninterrupted([&] { return calls_.fsync(descriptor_); }) != 0) fail(\"synchronise\", errno);", ""),),
            ("OutputFileTest.WritesSynchronisesRenamesAndSynchronisesTheDirectory",)),
 )
