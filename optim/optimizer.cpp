@@ -68,9 +68,9 @@ void check_slot(const OptimizerState::Slot& slot, const ParameterSlot& parameter
 
 class Optimizer::Impl {
  public:
-  Impl(ParameterSet parameters, double learning_rate, std::unique_ptr<UpdateRule> rule,
+  Impl(const ParameterSet& parameters, double learning_rate, std::unique_ptr<UpdateRule> rule,
        std::optional<bool> skip_nonfinite)
-      : parameters_(std::move(parameters)), rule_(std::move(rule)), skip_nonfinite_(skip_nonfinite) {
+      : parameters_(parameters), rule_(std::move(rule)), skip_nonfinite_(skip_nonfinite) {
     set_learning_rate(learning_rate);
     store().lay_out();
     const std::size_t count = parameters_.size();
@@ -232,9 +232,9 @@ class Optimizer::Impl {
   std::vector<Vector> views_;
 };
 
-Optimizer::Optimizer(ParameterSet parameters, double learning_rate, std::unique_ptr<UpdateRule> rule,
+Optimizer::Optimizer(const ParameterSet& parameters, double learning_rate, std::unique_ptr<UpdateRule> rule,
                      std::optional<bool> skip_nonfinite)
-    : impl_(std::make_unique<Impl>(std::move(parameters), learning_rate, std::move(rule), skip_nonfinite)) {}
+    : impl_(std::make_unique<Impl>(parameters, learning_rate, std::move(rule), skip_nonfinite)) {}
 Optimizer::Optimizer(Optimizer&&) noexcept = default;
 Optimizer& Optimizer::operator=(Optimizer&&) noexcept = default;
 Optimizer::~Optimizer() = default;

@@ -87,7 +87,7 @@ class Optimizer {
   void load_state(const OptimizerState& state);
 
  protected:
-  Optimizer(ParameterSet parameters, double learning_rate, std::unique_ptr<detail::UpdateRule> rule,
+  Optimizer(const ParameterSet& parameters, double learning_rate, std::unique_ptr<detail::UpdateRule> rule,
             std::optional<bool> skip_nonfinite);
 
  private:

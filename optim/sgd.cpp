@@ -75,8 +75,7 @@ class SgdRule final : public UpdateRule {
 
 }  // namespace
 
-Sgd::Sgd(ParameterSet parameters, const SgdOptions& options)
-    : Optimizer(std::move(parameters), options.learning_rate, std::make_unique<SgdRule>(options),
-                options.skip_nonfinite) {}
+Sgd::Sgd(const ParameterSet& parameters, const SgdOptions& options)
+    : Optimizer(parameters, options.learning_rate, std::make_unique<SgdRule>(options), options.skip_nonfinite) {}
 
 }  // namespace fusegrad

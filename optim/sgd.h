@@ -25,7 +25,7 @@ struct SgdOptions {
 /// Source: the update rule of torch.optim.SGD.
 class Sgd : public Optimizer {
  public:
-  explicit Sgd(ParameterSet parameters, const SgdOptions& options = {});
+  explicit Sgd(const ParameterSet& parameters, const SgdOptions& options = {});
 };
 
 }  // namespace fusegrad
