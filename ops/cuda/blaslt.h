@@ -60,7 +60,7 @@ class Blaslt {
   std::vector<Algorithm> algorithms(const LtProduct& product, bool with_known_bad = false) const;
   /// Enqueues the product with one of them. False if it does not do it. Errors: CudaError.
   bool launch(const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream) const;
-  /// "algorithm 66, tile 128x256, 4 stages, split 2".
+  /// "algorithm 66, tile 20, stages 35, split 2": the numbers by which cuBLASLt names them.
   static std::string describe(const Algorithm& algorithm);
 
   /// Rows that one product may have, when the longest row of its operands takes `ld` elements (or mask bits): kernels
