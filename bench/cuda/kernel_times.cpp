@@ -152,6 +152,7 @@ class Bench {
     };
   }
 
+  void copy(std::int64_t bytes);
   void activation_backward(std::int64_t rows, std::int64_t cols, Dtype dtype, Activation activation, bool with_c);
   void activation_forward(std::int64_t rows, std::int64_t cols, Dtype z_dtype, Activation activation);
   void column_sum(std::int64_t rows, std::int64_t cols, Dtype dtype);
@@ -173,6 +174,17 @@ std::string shape_of(std::int64_t rows, std::int64_t cols, Dtype dtype) {
 }
 
 double size_in(Dtype dtype) { return static_cast<double>(size_of(dtype)); }
+
+/// What a kernel that only copies takes for so many bytes, read and written: launch and tail included.
+void Bench::copy(std::int64_t bytes) {
+  const std::int64_t elements = bytes / 2 / 4;
+  run("copy", fmt::format("{} bytes", bytes), static_cast<double>(bytes), [&] {
+    const Tensor from = random({elements}, Dtype::f32);
+    Tensor to = Tensor::empty(gpu_, {elements}, Dtype::f32);
+    const kernels::WeightedSum args{.a = vector_of(from), .y = mutable_vector_of(to)};
+    return launch([](const auto& e, const auto& x) { kernels::weighted_sum(e, x); }, args, {from, to});
+  });
+}
 
 void Bench::activation_backward(std::int64_t rows, std::int64_t cols, Dtype dtype, Activation activation, bool with_c) {
   const auto elements = static_cast<double>(rows * cols);
@@ -348,6 +360,7 @@ void run_all(std::string_view filter) {
     bench.warm_up();
     constexpr std::pair<std::int64_t, std::int64_t> kShapes[] = {
         {16384, 4096}, {8192, 16384}, {262144, 64}, {262144, 128}, {4096, 2048}, {1024, 1024}, {128, 512}, {32, 64}};
+    for (const auto& [rows, cols] : kShapes) bench.copy(rows * cols * 4);  // as the pass below, but for the mask
     for (const auto& [rows, cols] : kShapes) {
       bench.activation_backward(rows, cols, Dtype::bf16, Activation::relu, false);
     }

@@ -97,8 +97,7 @@ void backward(const CudaExecution& execution, const ActivationBackward& args) {
   visit_activation(args.activation, [&]<Activation activation>() {
     const auto kernel =
         args.c.data ? backward_kernel<Access, activation, Add::c> : backward_kernel<Access, activation, Add::nothing>;
-    launch(execution, "activation_backward", kernel, sweep.grid(), kSweepThreads, args, sweep,
-           scratch.sums(args.bias, args.bias_c));
+    launch_sweep(execution, "activation_backward", kernel, sweep, args, sweep, scratch.sums(args.bias, args.bias_c));
   });
 }
 

@@ -35,8 +35,8 @@ template <class Access>
 void sum_columns(const CudaExecution& execution, const ColumnSum& args) {
   const Sweep sweep = plan_sweep(args.dz.rows, args.dz.cols, Access::kWidth, Sums::yes);
   const SweepScratch<typename Access::Compute> scratch(execution, sweep, Access::kWidth);
-  launch(execution, "column_sum", column_sum_kernel<Access>, sweep.grid(), kSweepThreads, args.dz, sweep,
-         scratch.sums(args.bias, args.bias_c));
+  launch_sweep(execution, "column_sum", column_sum_kernel<Access>, sweep, args.dz, sweep,
+               scratch.sums(args.bias, args.bias_c));
 }
 
 }  // namespace

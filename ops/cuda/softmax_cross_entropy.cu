@@ -3,8 +3,8 @@
 //
 // A team of threads owns a row: a warp, or a whole block where there are few and long rows. Each thread keeps the
 // largest logit that it has seen and the sum of exponentials relative to it, and rescales the sum when a larger one
-// comes. Exponentials in fp32 (fp64 for f64), a packet's sum too; all other sums and logarithms in fp64, in an order
-// that the shape alone decides: a thread's columns, the team, a block's rows, the blocks. One rounding.
+// comes. Exponentials and the sum of a group of packets in fp32 (fp64 for f64), all other sums and logarithms in fp64,
+// in an order that the shape alone decides: a thread's columns, the team, a block's rows, the blocks. One rounding.
 //
 // Labels and class weights are checked here, because they may have been made on the GPU: a bad one is reported as the
 // context's fault, its row has loss NaN and gradient 0.
@@ -34,9 +34,19 @@ constexpr const char* kBadWeight =
 /// Packets of a row that a thread has in flight.
 constexpr int kGroup = 8;
 
+constexpr float kLog2E = 1.44269504f;
+
 /// e^x, for x <= 0 in fp32 by the hardware's power of 2: 2 ulp, and |x| u because x is scaled first.
-__device__ inline float exponential(float x) { return exp2f(x * 1.44269504f); }
+__device__ inline float exponential(float x) { return exp2f(x * kLog2E); }
 __device__ inline double exponential(double x) { return exp(x); }
+
+/// The same where it is added to numbers that make a sum of at least 1: below 2^-126 it may be 0.
+__device__ inline float term(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * kLog2E));
+  return y;
+}
+__device__ inline double term(double x) { return exp(x); }
 
 /// Threads that share a row.
 template <int kTeam>
@@ -127,6 +137,17 @@ __device__ void for_each_group(const ConstMatrix& logits, std::int64_t row, cons
   }
 }
 
+/// Adds up N terms, a power of two, as a balanced tree.
+template <class Compute, int N>
+__device__ Compute tree_sum(Compute (&terms)[N]) {
+#pragma unroll
+  for (int width = N / 2; width > 0; width /= 2) {
+#pragma unroll
+    for (int i = 0; i < width; ++i) terms[i] += terms[i + width];
+  }
+  return terms[0];
+}
+
 /// The largest of the logits so far and the sum of their exponentials relative to it.
 template <class Access>
 class Exponentials {
@@ -144,34 +165,27 @@ class Exponentials {
 #pragma unroll
       for (int i = 0; i < N; ++i) largest = fmax(largest, z[i]);
     }
-    // Once a group: it costs as much as the exponentials of a packet or two.
-    if (largest > max_) {
-      if (sum_ != 0) sum_ *= exp(static_cast<double>(max_) - static_cast<double>(largest));
-      max_ = largest;
-    }
+    largest = fmax(largest, max_);
     // -inf - -inf would be NaN; but the exponential of -inf is 0 relative to any number.
-    const Compute base = max_ == -INFINITY ? Compute{0} : max_;
+    const Compute base = largest == -INFINITY ? Compute{0} : largest;
+    const Compute kept = term(max_ - base);
+    max_ = largest;
+    Compute sum = 0;
 #pragma unroll
     for (int u = 0; u < kGroup; ++u) {
       if (u >= valid) continue;
       Compute terms[N];
       Access::unpack(raw[u], dtype, terms);
 #pragma unroll
-      for (int i = 0; i < N; ++i) terms[i] = exponential(terms[i] - base);
-#pragma unroll
-      for (int width = N / 2; width > 0; width /= 2) {
-#pragma unroll
-        for (int i = 0; i < width; ++i) terms[i] += terms[i + width];
-      }
-      sum_ += static_cast<double>(terms[0]);
+      for (int i = 0; i < N; ++i) terms[i] = term(terms[i] - base);
+      sum += tree_sum(terms);
     }
+    sum_ = sum_ * static_cast<double>(kept) + static_cast<double>(sum);
   }
 
   __device__ Compute max() const { return max_; }
   /// The sum relative to `max`, which is not smaller than max(). A sum of 0 stays 0, and that of a NaN stays NaN.
-  __device__ double sum(Compute max) const {
-    return max_ == max ? sum_ : sum_ * exp(static_cast<double>(max_) - static_cast<double>(max));
-  }
+  __device__ double sum(Compute max) const { return max_ == max ? sum_ : sum_ * static_cast<double>(term(max_ - max)); }
 
  private:
   Compute max_ = -INFINITY;
@@ -186,15 +200,15 @@ struct Row {
 };
 
 template <class Access, int kTeam>
-__device__ Row forward_row(const SoftmaxCrossEntropy& loss, std::int64_t row, const Constants& constants,
-                           const FaultSite& bad_label) {
+__device__ Row forward_row(const SoftmaxCrossEntropy& loss, std::int64_t row, std::int64_t label,
+                           const Constants& constants, const FaultSite& bad_label) {
   using Compute = typename Access::Compute;
-  const std::int64_t label = label_of(loss, row);
   if (label == loss.ignore_index) return {0, 1, 0, 0};
   if (!is_class(loss, label)) {
     if (Team<kTeam>::lane() == 0) bad_label.report(row, static_cast<std::int32_t>(label), loss.logits.cols);
     return {0, 1, NAN, 0};
   }
+  const double target = load_one<double>({loss.logits.data, 0, loss.logits.dtype}, row * loss.logits.ld + label);
   Exponentials<Access> exponentials;
   for_each_group<Access, kTeam>(loss.logits, row,
                                 [&](std::int64_t, const typename Access::Raw(&raw)[kGroup], int valid) {
@@ -204,7 +218,6 @@ __device__ Row forward_row(const SoftmaxCrossEntropy& loss, std::int64_t row, co
   const double sum = Team<kTeam>::sum(exponentials.sum(m));
   Row result{static_cast<double>(m), sum, 0, weight_of(loss, label)};
   const double log_sum = log(sum);
-  const double target = load_one<double>({loss.logits.data, 0, loss.logits.dtype}, row * loss.logits.ld + label);
   result.loss = weighted((1 - loss.label_smoothing) * result.weight, log_sum + (result.max - target));
   if (constants.share == 0) return result;
   double distance = 0;  // sum of w_j (m - z_j)
@@ -235,15 +248,22 @@ struct ForwardWork {
 };
 
 template <class Access, int kTeam>
-__global__ void __launch_bounds__(kThreads, 3) forward_kernel(SoftmaxCrossEntropyForward args, ForwardWork work) {
+__global__ void __launch_bounds__(kThreads, sizeof(typename Access::Compute) == 8 ? 2 : 3)
+    forward_kernel(SoftmaxCrossEntropyForward args, ForwardWork work) {
   const SoftmaxCrossEntropy& loss = args.loss;
   const std::int64_t batch = loss.logits.rows;
   if (blockIdx.x == 0) check_class_weights(loss, work.bad_weight);
   const Constants constants = constants_of(loss);
   double losses = 0;
   double weights = 0;
-  for (std::int64_t row = Team<kTeam>::first_row(); row < batch; row += Team<kTeam>::row_step()) {
-    const Row result = forward_row<Access, kTeam>(loss, row, constants, work.bad_label);
+  const std::int64_t first = Team<kTeam>::first_row();
+  std::int64_t label = first < batch ? label_of(loss, first) : 0;
+  for (std::int64_t row = first; row < batch; row += Team<kTeam>::row_step()) {
+    // A row waits for its label before it is read; so the next one's is asked for now.
+    const std::int64_t next = row + Team<kTeam>::row_step();
+    const std::int64_t next_label = next < batch ? label_of(loss, next) : 0;
+    const Row result = forward_row<Access, kTeam>(loss, row, label, constants, work.bad_label);
+    label = next_label;
     if (Team<kTeam>::lane() != 0) continue;
     losses += result.loss;
     weights += result.weight;
