@@ -50,10 +50,6 @@ function(fusegrad_add_cuda target)
   target_compile_definitions(${target} PRIVATE
     FUSEGRAD_WITH_CUDA=1
     FUSEGRAD_CUDA_ARCHITECTURES="${architectures}")
-  # Clusters of blocks exist from 9.0 on; kernels use them only if all code is for such GPUs.
-  if(NOT "${CMAKE_CUDA_ARCHITECTURES}" MATCHES "(^|;)([1-8][0-9]|[a-z])")
-    target_compile_definitions(${target} PRIVATE FUSEGRAD_CUDA_CLUSTERS=1)
-  endif()
   # CMake 3.25.1 knows no CUDA_STANDARD 20. Kernels call constexpr functions that the host shares. As on the host, the
   # compiler forms no fused multiply-adds of its own.
   target_compile_options(${target} PRIVATE

@@ -69,7 +69,7 @@ struct Packet {
 };
 
 template <class Access, Activation activation, Add add>
-__global__ void __launch_bounds__(kSweepThreads, 4)
+__global__ void __launch_bounds__(kSummingThreads)
     backward_kernel(ActivationBackward args, Sweep sweep, ColumnSums<typename Access::Compute> sums) {
   constexpr int N = Access::kWidth;
   // As many bytes in flight as the registers hold: several operands of a row, or several rows of one.
@@ -92,12 +92,13 @@ __global__ void __launch_bounds__(kSweepThreads, 4)
 
 template <class Access>
 void backward(const CudaExecution& execution, const ActivationBackward& args) {
-  const Sweep sweep = plan_sweep(args.dz.rows, args.dz.cols, Access::kWidth, args.bias.data ? Sums::yes : Sums::no);
+  const Sweep sweep = plan_summing_sweep(args.dz.rows, args.dz.cols, Access::kWidth);
   const SweepScratch<typename Access::Compute> scratch(execution, sweep, Access::kWidth);
   visit_activation(args.activation, [&]<Activation activation>() {
     const auto kernel =
         args.c.data ? backward_kernel<Access, activation, Add::c> : backward_kernel<Access, activation, Add::nothing>;
-    launch_sweep(execution, "activation_backward", kernel, sweep, args, sweep, scratch.sums(args.bias, args.bias_c));
+    launch(execution, "activation_backward", kernel, sweep.grid(), kSummingThreads, args, sweep,
+           scratch.sums(args.bias, args.bias_c));
   });
 }
 

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kSweepThreads, 4) forward_kernel(ActivationFor
 template <class In, class Out>
 void forward(const CudaExecution& execution, const ActivationForward& args) {
   const int group = args.mask ? kWordBits / Out::kWidth : 1;
-  const Sweep sweep = plan_sweep(args.y.rows, args.y.cols, Out::kWidth, Sums::no, group);
+  const Sweep sweep = plan_sweep(args.y.rows, args.y.cols, Out::kWidth, group);
   visit_activation(args.activation, [&]<Activation activation>() {
     launch(execution, "activation_forward", forward_kernel<In, Out, activation>, sweep.grid(), kSweepThreads, args,
            sweep);

@@ -8,7 +8,7 @@ namespace fusegrad::kernels {
 namespace {
 
 template <class Access>
-__global__ void __launch_bounds__(kSweepThreads, 4)
+__global__ void __launch_bounds__(kSummingThreads)
     column_sum_kernel(ConstMatrix dz, Sweep sweep, ColumnSums<typename Access::Compute> sums) {
   constexpr int N = Access::kWidth;
   const SweepPart part(sweep, N);
@@ -33,10 +33,10 @@ __global__ void __launch_bounds__(kSweepThreads, 4)
 
 template <class Access>
 void sum_columns(const CudaExecution& execution, const ColumnSum& args) {
-  const Sweep sweep = plan_sweep(args.dz.rows, args.dz.cols, Access::kWidth, Sums::yes);
+  const Sweep sweep = plan_summing_sweep(args.dz.rows, args.dz.cols, Access::kWidth);
   const SweepScratch<typename Access::Compute> scratch(execution, sweep, Access::kWidth);
-  launch_sweep(execution, "column_sum", column_sum_kernel<Access>, sweep, args.dz, sweep,
-               scratch.sums(args.bias, args.bias_c));
+  launch(execution, "column_sum", column_sum_kernel<Access>, sweep.grid(), kSummingThreads, args.dz, sweep,
+         scratch.sums(args.bias, args.bias_c));
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ constexpr const char* kBadWeight =
     "softmax_cross_entropy: class weight {1} of class {0} is not a finite number of at least 0";
 
 /// Packets of a row that a thread has in flight.
-constexpr int kGroup = 8;
+constexpr int kGroup = 4;
 
 constexpr float kLog2E = 1.44269504f;
 
@@ -248,8 +248,7 @@ struct ForwardWork {
 };
 
 template <class Access, int kTeam>
-__global__ void __launch_bounds__(kThreads, sizeof(typename Access::Compute) == 8 ? 2 : 3)
-    forward_kernel(SoftmaxCrossEntropyForward args, ForwardWork work) {
+__global__ void __launch_bounds__(kThreads, 4) forward_kernel(SoftmaxCrossEntropyForward args, ForwardWork work) {
   const SoftmaxCrossEntropy& loss = args.loss;
   const std::int64_t batch = loss.logits.rows;
   if (blockIdx.x == 0) check_class_weights(loss, work.bad_weight);
@@ -303,7 +302,7 @@ __device__ void backward_row(const SoftmaxCrossEntropyBackward& args, std::int64
                              double class_weight_sum) {
   using Compute = typename Access::Compute;
   constexpr int N = Access::kWidth;
-  constexpr int kInFlight = add == Add::c ? kGroup / 4 : kGroup / 2;
+  constexpr int kInFlight = add == Add::c ? kGroup / 2 : kGroup;
   const SoftmaxCrossEntropy& loss = args.loss;
   const std::int64_t label = label_of(loss, row);
   const bool counts = label != loss.ignore_index && is_class(loss, label);
