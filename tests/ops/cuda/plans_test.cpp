@@ -1,6 +1,5 @@
 // How algorithms and strategies are chosen on a GPU: by rank or by measurement, and never a wrong one.
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -8,14 +7,13 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/device.h"
-#include "tests/support/fills.h"
-#include "tests/support/tensors.h"
+#include "tests/support/two_layer_step.h"
 
 #include <fusegrad/autograd/cuda/cuda_state.h>
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/fusegrad.h>
 #include <fusegrad/ops/cuda/blaslt.h>
-#include <fusegrad/ops/cuda/linear_ways.h>
+#include <fusegrad/ops/cuda/plan_search.h>
 
 namespace fusegrad {
 namespace {
@@ -278,41 +276,20 @@ TEST(PlanOrderTest, OnlyAWorthwhileGainChangesTheOrder) {
   EXPECT_TRUE(detail::order_of(std::vector<double>{-1, -1}).empty());
 }
 
-/// Two layers, forward and backward, on exact operands; all results as numbers.
-std::vector<test::Values> step(const Context& context, Dtype dtype, std::string* explained = nullptr) {
-  ParameterSet set(context, dtype);
-  const auto initial = [](const test::Values& values) { return fill_with(values.elements); };
-  const Parameter w1 = set.add("w1", {96, 64}, initial(test::integers(96, 64, 1, 1)));
-  const Parameter b1 = set.add("b1", {96}, initial(test::integers(1, 96, 2, 2)));
-  const Parameter w2 = set.add("w2", {40, 96}, initial(test::integers(40, 96, 3, 1)));
-  const Parameter b2 = set.add("b2", {40}, initial(test::integers(1, 40, 4, 2)));
-  Tape tape(context);
-  const Var x = tape.variable(test::tensor_of(context, dtype, test::thinned_integers(128, 64, 5, 1, 24, 64)));
-  const Var h = linear(x, tape.parameter(w1), tape.parameter(b1), {.activation = Activation::relu});
-  const Var y = linear(h, tape.parameter(w2), tape.parameter(b2));
-  std::vector<test::Values> results{test::values_of(y.value())};
-  tape.backward(y, test::tensor_of(context, dtype, test::thinned_integers(128, 40, 6, 1, 2, 40)));
-  results.push_back(test::values_of(tape.gradient(x)));
-  for (const Parameter& parameter : {w1, b1, w2, b2}) results.push_back(test::values_of(parameter.gradient()));
-  if (explained) *explained = tape.explain();
-  return results;
-}
-
 TEST_F(CudaPlansTest, MeasuredStepsGiveTheSameNumbersAndAreMeasuredOnce) {
   for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16}) {
     SCOPED_TRACE(name_of(dtype));
     const Context measured = Context::cuda({.plans = PlanPolicy::measure});
     std::string text;
-    const auto expected = step(Context::cuda(), dtype);
-    const auto first = step(measured, dtype, &text);
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(first[i].elements, expected[i].elements) << i;
+    const auto expected = test::two_layer_step(Context::cuda(), dtype);
+    const auto first = test::two_layer_step(measured, dtype, {.explained = &text});
+    test::expect_equal(first, expected);
     const Counters after = measured.counters();
     EXPECT_GT(after.plans_measured, 0);
     EXPECT_EQ(after.rejected_candidates, 0);
     EXPECT_NE(text.find("measured"), std::string::npos) << text;
     EXPECT_NE(text.find(" us, the best of "), std::string::npos) << text;
-    const auto second = step(measured, dtype);
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(second[i].elements, expected[i].elements) << i;
+    test::expect_equal(test::two_layer_step(measured, dtype), expected);
     EXPECT_EQ(measured.counters().plans_measured, after.plans_measured);
     EXPECT_EQ(measured.counters().plan_misses, after.plan_misses);
     EXPECT_GT(measured.counters().plan_hits, after.plan_hits);
@@ -322,23 +299,22 @@ TEST_F(CudaPlansTest, MeasuredStepsGiveTheSameNumbersAndAreMeasuredOnce) {
 TEST_F(CudaPlansTest, DeterministicContextsTimeNothingAndVerify) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
     const Context first = Context::cuda({.plans = PlanPolicy::measure, .deterministic = true});
-    const auto expected = step(first, dtype);
+    const auto expected = test::two_layer_step(first, dtype);
     EXPECT_EQ(first.counters().plans_measured, 0);
     EXPECT_EQ(first.counters().rejected_candidates, 0);
     for (int repeat = 0; repeat < 20; ++repeat) {
       const Context again = Context::cuda({.plans = PlanPolicy::measure, .deterministic = true});
-      const auto results = step(again, dtype);
-      for (std::size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(results[i].elements, expected[i].elements) << i;
+      test::expect_equal(test::two_layer_step(again, dtype), expected);
+      if (HasFailure()) return;  // one difference says it all
     }
   }
 }
 
 TEST_F(CudaPlansTest, TooManyPlansEvictTheOldest) {
   blaslt().set_plan_limit(3);
-  const auto expected = step(Context::cuda(), Dtype::f32);
+  const auto expected = test::two_layer_step(Context::cuda(), Dtype::f32);
   for (int repeat = 0; repeat < 2; ++repeat) {
-    const auto results = step(context, Dtype::f32);
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(results[i].elements, expected[i].elements) << i;
+    test::expect_equal(test::two_layer_step(context, Dtype::f32), expected);
   }
   EXPECT_GT(context.counters().plan_evictions, 0);
 }

@@ -1,7 +1,6 @@
 // Plan files on a GPU: what one context has measured another one uses without measuring, and nothing in a file is
 // trusted.
-#include <cstdlib>
-#include <filesystem>
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <set>
@@ -11,11 +10,8 @@
 
 #include <gmock/gmock.h>
 
-#include "tests/io/temporary_directory.h"
-#include "tests/support/device.h"
-#include "tests/support/fills.h"
-#include "tests/support/tensors.h"
-#include "tests/support/values.h"
+#include "tests/ops/cuda/plan_file_fixture.h"
+#include "tests/support/two_layer_step.h"
 
 #include <fusegrad/autograd/cuda/cuda_state.h>
 #include <fusegrad/fusegrad.h>
@@ -31,52 +27,8 @@ using detail::PlanSubject;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-/// Sets an environment variable as long as it lives.
-class Environment {
- public:
-  Environment(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
-  ~Environment() { unsetenv(name_); }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
- private:
-  const char* name_;
-};
-
-class CudaPlanFileTest : public testing::Test {
+class CudaPlanFileTest : public test::PlanFileFixture {
  protected:
-  void SetUp() override { test::skip_without(DeviceType::cuda); }
-
-  static Context measuring(const std::string& cache = {}) {
-    return Context::cuda({.plans = PlanPolicy::measure, .plan_cache = cache});
-  }
-
-  /// Two layers, forward and backward, on operands for which every algorithm gives the same bits; all results.
-  static std::vector<test::Values> step(const Context& context, Dtype dtype, std::int64_t batch = 128,
-                                        std::string* explained = nullptr) {
-    ParameterSet set(context, dtype);
-    const auto initial = [](const test::Values& values) { return fill_with(values.elements); };
-    const Parameter w1 = set.add("w1", {96, 64}, initial(test::integers(96, 64, 1, 1)));
-    const Parameter b1 = set.add("b1", {96}, initial(test::integers(1, 96, 2, 2)));
-    const Parameter w2 = set.add("w2", {40, 96}, initial(test::integers(40, 96, 3, 1)));
-    const Parameter b2 = set.add("b2", {40}, initial(test::integers(1, 40, 4, 2)));
-    Tape tape(context);
-    const Var x = tape.variable(test::tensor_of(context, dtype, test::thinned_integers(batch, 64, 5, 1, 24, 64)));
-    const Var h = linear(x, tape.parameter(w1), tape.parameter(b1), {.activation = Activation::relu});
-    const Var y = linear(h, tape.parameter(w2), tape.parameter(b2));
-    std::vector<test::Values> results{test::values_of(y.value())};
-    tape.backward(y, test::tensor_of(context, dtype, test::thinned_integers(batch, 40, 6, 1, 2, 40)));
-    results.push_back(test::values_of(tape.gradient(x)));
-    for (const Parameter& parameter : {w1, b1, w2, b2}) results.push_back(test::values_of(parameter.gradient()));
-    if (explained) *explained = tape.explain();
-    return results;
-  }
-
-  static void expect_equal(const std::vector<test::Values>& results, const std::vector<test::Values>& expected) {
-    ASSERT_EQ(results.size(), expected.size());
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(results[i].elements, expected[i].elements) << i;
-  }
-
   /// What was chosen, by product or step. Products that differ in alignment only have one name.
   static std::set<std::pair<std::string, std::string>> chosen(const Context& context) {
     std::set<std::pair<std::string, std::string>> names;
@@ -99,16 +51,13 @@ class CudaPlanFileTest : public testing::Test {
       for (auto& section : file.sections) std::ranges::for_each(section.records, edit);
     });
   }
-
-  test::TemporaryDirectory directory;
-  std::string path = directory / "plans.json";
 };
 
 TEST_F(CudaPlanFileTest, SavedPlansAreUsedWithoutMeasuring) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::f64}) {
     SCOPED_TRACE(name_of(dtype));
     const Context first = measuring();
-    const auto expected = step(first, dtype);
+    const auto expected = test::two_layer_step(first, dtype);
     ASSERT_GT(first.counters().plans_measured, 0);
     save_plans(first, path);
     for (const bool verify : {true, false}) {
@@ -117,7 +66,7 @@ TEST_F(CudaPlanFileTest, SavedPlansAreUsedWithoutMeasuring) {
       EXPECT_EQ(report.ignored, "");
       EXPECT_GT(report.plans, 0);
       std::string text;
-      expect_equal(step(second, dtype, 128, &text), expected);
+      test::expect_equal(test::two_layer_step(second, dtype, {.explained = &text}), expected);
       EXPECT_EQ(second.counters().plans_measured, 0);
       EXPECT_EQ(second.counters().rejected_candidates, 0);
       EXPECT_GT(second.counters().plans_loaded, 0);
@@ -129,14 +78,14 @@ TEST_F(CudaPlanFileTest, SavedPlansAreUsedWithoutMeasuring) {
         EXPECT_EQ(plan.origin, PlanOrigin::file) << plan.what;
         EXPECT_GT(plan.candidates.front().us, 0) << plan.what;
       }
-      expect_equal(step(second, dtype), expected);
+      test::expect_equal(test::two_layer_step(second, dtype), expected);
     }
   }
 }
 
 TEST_F(CudaPlanFileTest, ReportsSayHowEachChoiceWasMade) {
   const Context ranked = Context::cuda();
-  step(ranked, Dtype::bf16);
+  test::two_layer_step(ranked, Dtype::bf16);
   for (const PlanReport& plan : plans(ranked)) {
     EXPECT_EQ(plan.origin, PlanOrigin::ranked);
     EXPECT_EQ(plan.kind, PlanKind::product);
@@ -144,7 +93,7 @@ TEST_F(CudaPlanFileTest, ReportsSayHowEachChoiceWasMade) {
     EXPECT_EQ(plan.candidates.front().us, 0);
   }
   const Context measured = measuring();
-  step(measured, Dtype::bf16);
+  test::two_layer_step(measured, Dtype::bf16);
   int steps = 0;
   for (const PlanReport& plan : plans(measured)) {
     EXPECT_EQ(plan.origin, PlanOrigin::measured) << plan.what;
@@ -157,12 +106,12 @@ TEST_F(CudaPlanFileTest, ReportsSayHowEachChoiceWasMade) {
 
 TEST_F(CudaPlanFileTest, AContextThatHasRunWithoutMeasurementTakesThemUp) {
   const Context first = measuring();
-  const auto expected = step(first, Dtype::bf16);
+  const auto expected = test::two_layer_step(first, Dtype::bf16);
   save_plans(first, path);
   const Context second = Context::cuda();
-  expect_equal(step(second, Dtype::bf16), expected);
+  test::expect_equal(test::two_layer_step(second, Dtype::bf16), expected);
   ASSERT_GT(load_plans(second, path).plans, 0);
-  expect_equal(step(second, Dtype::bf16), expected);
+  test::expect_equal(test::two_layer_step(second, Dtype::bf16), expected);
   EXPECT_GT(second.counters().plans_loaded, 0);
   EXPECT_EQ(second.counters().plans_measured, 0);
   std::map<std::string, PlanOrigin> origins;
@@ -183,21 +132,21 @@ TEST_F(CudaPlanFileTest, AContextThatHasRunWithoutMeasurementTakesThemUp) {
 
 TEST_F(CudaPlanFileTest, OwnMeasurementsComeBeforeTheFile) {
   const Context first = measuring();
-  const auto expected = step(first, Dtype::bf16);
+  const auto expected = test::two_layer_step(first, Dtype::bf16);
   save_plans(first, path);
   forge_records([](PlanRecord& record) {
     if (record.subject == PlanSubject::product) record.algorithm.assign(record.algorithm.size(), 0);
   });
   const auto before = chosen(first);
   load_plans(first, path);
-  expect_equal(step(first, Dtype::bf16), expected);
+  test::expect_equal(test::two_layer_step(first, Dtype::bf16), expected);
   EXPECT_EQ(chosen(first), before);
   EXPECT_EQ(first.counters().plans_loaded, 0);
 }
 
 TEST_F(CudaPlanFileTest, AlgorithmsThatDoNotExistAreRejectedAndChosenAnew) {
   const Context first = measuring();
-  const auto expected = step(first, Dtype::bf16);
+  const auto expected = test::two_layer_step(first, Dtype::bf16);
   save_plans(first, path);
   forge_records([](PlanRecord& record) {
     if (record.subject == PlanSubject::product) record.algorithm[0] |= 0x7FFF7FFFu;
@@ -205,7 +154,7 @@ TEST_F(CudaPlanFileTest, AlgorithmsThatDoNotExistAreRejectedAndChosenAnew) {
   for (const bool verify : {true, false}) {
     const Context second = measuring();
     EXPECT_GT(load_plans(second, path, {.verify = verify}).plans, 0);
-    expect_equal(step(second, Dtype::bf16), expected);
+    test::expect_equal(test::two_layer_step(second, Dtype::bf16), expected);
     EXPECT_GT(second.counters().rejected_candidates, 0);
     EXPECT_GT(second.counters().plans_measured, 0);
     ASSERT_FALSE(second.warnings().empty());
@@ -218,7 +167,7 @@ TEST_F(CudaPlanFileTest, AlgorithmsThatDoNotExistAreRejectedAndChosenAnew) {
 
 TEST_F(CudaPlanFileTest, AlgorithmsOfAnyBitsGiveRightNumbers) {
   const Context first = measuring();
-  const auto expected = step(first, Dtype::bf16);
+  const auto expected = test::two_layer_step(first, Dtype::bf16);
   save_plans(first, path);
   const std::string whole = test::read_file(path);
   for (const std::uint64_t bits : {std::uint64_t{0}, ~std::uint64_t{0}, std::uint64_t{0x0001000100010001}}) {
@@ -226,13 +175,13 @@ TEST_F(CudaPlanFileTest, AlgorithmsOfAnyBitsGiveRightNumbers) {
     forge_records([&](PlanRecord& record) { std::ranges::fill(record.algorithm, bits); });
     const Context second = measuring();
     EXPECT_GT(load_plans(second, path).plans, 0);
-    expect_equal(step(second, Dtype::bf16), expected);
+    test::expect_equal(test::two_layer_step(second, Dtype::bf16), expected);
   }
 }
 
 TEST_F(CudaPlanFileTest, AlgorithmsOfOtherProductsAreRightOrRejected) {
   const Context first = measuring();
-  const auto expected = step(first, Dtype::bf16);
+  const auto expected = test::two_layer_step(first, Dtype::bf16);
   save_plans(first, path);
   forge([](PlanFile& file) {
     std::vector<PlanRecord*> products;
@@ -245,12 +194,12 @@ TEST_F(CudaPlanFileTest, AlgorithmsOfOtherProductsAreRightOrRejected) {
   });
   const Context second = measuring();
   EXPECT_GT(load_plans(second, path).plans, 0);
-  expect_equal(step(second, Dtype::bf16), expected);
+  test::expect_equal(test::two_layer_step(second, Dtype::bf16), expected);
 }
 
 TEST_F(CudaPlanFileTest, AStrategyThatIsImpossibleIsRejected) {
   const Context first = measuring();
-  const auto expected = step(first, Dtype::bf16);
+  const auto expected = test::two_layer_step(first, Dtype::bf16);
   save_plans(first, path);
   // The bias gradient of a 16-bit layer is wider than what that product could write.
   forge_records([](PlanRecord& record) {
@@ -258,7 +207,7 @@ TEST_F(CudaPlanFileTest, AStrategyThatIsImpossibleIsRejected) {
   });
   const Context second = measuring();
   load_plans(second, path);
-  expect_equal(step(second, Dtype::bf16), expected);
+  test::expect_equal(test::two_layer_step(second, Dtype::bf16), expected);
   EXPECT_GT(second.counters().rejected_candidates, 0);
   EXPECT_GT(second.counters().plans_measured, 0);
   ASSERT_FALSE(second.warnings().empty());
@@ -267,7 +216,7 @@ TEST_F(CudaPlanFileTest, AStrategyThatIsImpossibleIsRejected) {
 
 TEST_F(CudaPlanFileTest, RecordsOfAnotherFormAreLeftOut) {
   const Context first = measuring();
-  const auto expected = step(first, Dtype::f32);
+  const auto expected = test::two_layer_step(first, Dtype::f32);
   save_plans(first, path);
   int place = 0;
   forge_records([&](PlanRecord& record) {
@@ -283,14 +232,14 @@ TEST_F(CudaPlanFileTest, RecordsOfAnotherFormAreLeftOut) {
   const PlanFileReport report = load_plans(second, path);
   EXPECT_EQ(report.ignored, "");
   EXPECT_EQ(report.plans, 0);
-  expect_equal(step(second, Dtype::f32), expected);
+  test::expect_equal(test::two_layer_step(second, Dtype::f32), expected);
   EXPECT_EQ(second.counters().plans_loaded, 0);
   EXPECT_GT(second.counters().plans_measured, 0);
 }
 
 TEST_F(CudaPlanFileTest, FilesOfOtherCardsAndSettingsAreIgnored) {
   const Context first = measuring();
-  const auto expected = step(first, Dtype::f32);
+  const auto expected = test::two_layer_step(first, Dtype::f32);
   save_plans(first, path);
   const std::string whole = test::read_file(path);
   using Edit = std::function<void(detail::PlanSource&)>;
@@ -310,7 +259,7 @@ TEST_F(CudaPlanFileTest, FilesOfOtherCardsAndSettingsAreIgnored) {
     const PlanFileReport report = load_plans(second, path);
     EXPECT_THAT(report.ignored, HasSubstr(what));
     EXPECT_EQ(report.plans, 0);
-    expect_equal(step(second, Dtype::f32), expected);
+    test::expect_equal(test::two_layer_step(second, Dtype::f32), expected);
     EXPECT_EQ(second.counters().plans_loaded, 0);
     EXPECT_THAT(second.warnings(), IsEmpty());
   }
@@ -318,7 +267,7 @@ TEST_F(CudaPlanFileTest, FilesOfOtherCardsAndSettingsAreIgnored) {
 
 TEST_F(CudaPlanFileTest, DamagedFilesAreIgnoredAndTrainingGoesOn) {
   const Context first = measuring();
-  const auto expected = step(first, Dtype::f32);
+  const auto expected = test::two_layer_step(first, Dtype::f32);
   save_plans(first, path);
   const std::string whole = test::read_file(path);
   const Context second = Context::cuda();
@@ -330,19 +279,19 @@ TEST_F(CudaPlanFileTest, DamagedFilesAreIgnoredAndTrainingGoesOn) {
     directory.write("plans.json", edited);
     EXPECT_NE(load_plans(second, path).ignored, "") << length;
   }
-  expect_equal(step(second, Dtype::f32), expected);
+  test::expect_equal(test::two_layer_step(second, Dtype::f32), expected);
   EXPECT_EQ(second.counters().plans_loaded, 0);
 }
 
 TEST_F(CudaPlanFileTest, DeterministicContextsSaveWhatTheyVerified) {
   const ContextOptions options{.plans = PlanPolicy::measure, .deterministic = true};
   const Context first = Context::cuda(options);
-  const auto expected = step(first, Dtype::bf16);
+  const auto expected = test::two_layer_step(first, Dtype::bf16);
   for (const PlanReport& plan : plans(first)) EXPECT_EQ(plan.origin, PlanOrigin::verified) << plan.what;
   save_plans(first, path);
   const Context second = Context::cuda(options);
   EXPECT_GT(load_plans(second, path, {.verify = false}).plans, 0);
-  expect_equal(step(second, Dtype::bf16), expected);
+  test::expect_equal(test::two_layer_step(second, Dtype::bf16), expected);
   EXPECT_EQ(chosen(second), chosen(first));
   EXPECT_EQ(second.counters().plans_measured, 0);
   EXPECT_GT(second.counters().plans_loaded, 0);
@@ -351,92 +300,15 @@ TEST_F(CudaPlanFileTest, DeterministicContextsSaveWhatTheyVerified) {
 
 TEST_F(CudaPlanFileTest, EvictedPlansAreTakenFromTheFileAgain) {
   const Context first = measuring();
-  const auto expected = step(first, Dtype::f32);
+  const auto expected = test::two_layer_step(first, Dtype::f32);
   save_plans(first, path);
   const Context second = measuring();
   load_plans(second, path);
   second.state().cuda()->blaslt().set_plan_limit(2);
-  expect_equal(step(second, Dtype::f32), expected);
-  expect_equal(step(second, Dtype::f32), expected);
+  test::expect_equal(test::two_layer_step(second, Dtype::f32), expected);
+  test::expect_equal(test::two_layer_step(second, Dtype::f32), expected);
   EXPECT_EQ(second.counters().plans_measured, 0);
   EXPECT_GT(second.counters().plan_evictions, 0);
-}
-
-// The cache.
-
-TEST_F(CudaPlanFileTest, TheCacheIsReadAndWrittenByItself) {
-  std::vector<test::Values> expected;
-  {
-    const Environment cache("FUSEGRAD_PLAN_CACHE", path);
-    const Environment policy("FUSEGRAD_PLANS", "measure");
-    {
-      const Context first = Context::cuda();
-      EXPECT_THAT(first.warnings(), IsEmpty()) << "the first run has no file";
-      expected = step(first, Dtype::bf16);
-      EXPECT_GT(first.counters().plans_measured, 0);
-      EXPECT_THAT(directory.names(), IsEmpty());
-    }
-    EXPECT_THAT(directory.names(), testing::ElementsAre("plans.json"));
-    const Context second = Context::cuda();
-    EXPECT_THAT(second.warnings(), IsEmpty());
-    expect_equal(step(second, Dtype::bf16), expected);
-    EXPECT_EQ(second.counters().plans_measured, 0);
-    EXPECT_GT(second.counters().plans_loaded, 0);
-  }
-  // Without the variable there is no cache.
-  EXPECT_EQ(measuring().counters().plans_loaded, 0);
-}
-
-TEST_F(CudaPlanFileTest, TheCacheGrowsWithWhatIsNew) {
-  step(measuring(path), Dtype::bf16, 128);
-  const std::string first = test::read_file(path);
-  step(measuring(path), Dtype::bf16, 128);
-  EXPECT_EQ(test::read_file(path), first) << "nothing was measured";
-  step(Context::cuda({.plan_cache = path}), Dtype::bf16, 32);
-  EXPECT_EQ(test::read_file(path), first) << "nothing was measured";
-  step(measuring(path), Dtype::bf16, 64);
-  EXPECT_NE(test::read_file(path), first);
-  for (const std::int64_t batch : {64, 128}) {
-    const Context context = measuring(path);
-    step(context, Dtype::bf16, batch);
-    EXPECT_EQ(context.counters().plans_measured, 0) << batch;
-  }
-  // Contexts of another kind have plans of their own in it.
-  step(Context::cuda({.math = MathMode::tf32, .plans = PlanPolicy::measure, .plan_cache = path}), Dtype::f32);
-  const Context again = measuring(path);
-  step(again, Dtype::bf16);
-  EXPECT_EQ(again.counters().plans_measured, 0);
-}
-
-TEST_F(CudaPlanFileTest, ACacheThatIsDamagedIsNamedAndReplaced) {
-  step(measuring(path), Dtype::f32);
-  const std::string whole = test::read_file(path);
-  directory.write("plans.json", whole.substr(0, whole.size() / 2));
-  {
-    const Context context = measuring(path);
-    ASSERT_EQ(context.warnings().size(), 1U);
-    EXPECT_THAT(context.warnings().front(), HasSubstr("the plan cache \"" + path + "\" was ignored: its checksum"));
-    step(context, Dtype::f32);
-    EXPECT_GT(context.counters().plans_measured, 0);
-  }
-  EXPECT_THAT(measuring(path).warnings(), IsEmpty());
-}
-
-TEST_F(CudaPlanFileTest, AFileThatIsNoPlanFileIsLeftAlone) {
-  directory.write("plans.json", "precious");
-  {
-    const Context context = measuring(path);
-    ASSERT_EQ(context.warnings().size(), 1U);
-    step(context, Dtype::f32);
-  }
-  EXPECT_EQ(test::read_file(path), "precious");
-  EXPECT_THROW(save_plans(measuring(), path), IoError);
-}
-
-TEST_F(CudaPlanFileTest, ACacheThatCannotBeWrittenStopsNothing) {
-  const Context context = measuring(directory / "missing/plans.json");
-  EXPECT_THAT(context.warnings(), IsEmpty());
-  step(context, Dtype::f32);
 }
 
 }  // namespace
