@@ -2,7 +2,7 @@
 //
 // Without measurement the choice is by rank. With it, each way that is eligible is timed once for each shape, together
 // with the weight gradient of the layer below where that makes the bias gradient (strategy split), in memory of its
-// own. A way replaces the preferred one only if it is faster by more than kWorthwhile.
+// own. A way replaces the preferred one only if it is faster by more than kWorthwhile (ops/plan_order.h).
 #pragma once
 
 #include <cstdint>

@@ -34,16 +34,9 @@ struct SearchResult {
 /// Whether candidates are timed. A verified order of preference needs no clock, and repeats from run to run.
 enum class Clock : std::uint8_t { stopped, running };
 
-/// A candidate replaces one that ranks before it only if it is faster by more than this share.
-inline constexpr double kWorthwhile = 0.03;
-
 /// Chooses among `candidates`, the preferred one first. With a running clock the fastest is tried before the preferred
-/// one if that is worthwhile. The first that passes verification is chosen. Errors: CudaError.
+/// one if that is worthwhile (plan_order.h). The first that passes verification is chosen. Errors: CudaError.
 SearchResult search(const CudaExecution& execution, Stopwatch& stopwatch, Trial& trial,
                     std::span<const Algorithm> candidates, const LaunchProduct& launch, Clock clock);
-
-/// Indices of ways that took `us` microseconds (negative: it did not run), in the order in which to try them: those
-/// that are worthwhile by the clock, fastest first, then all others as they rank.
-std::vector<int> order_of(std::span<const double> us);
 
 }  // namespace fusegrad::detail

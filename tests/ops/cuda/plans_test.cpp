@@ -269,13 +269,6 @@ TEST_F(PlantedFaultTest, AWrongMaskBitIsRejected) {
 
 // Choice.
 
-TEST(PlanOrderTest, OnlyAWorthwhileGainChangesTheOrder) {
-  EXPECT_EQ(detail::order_of(std::vector<double>{10, 9.8, 12}), (std::vector<int>{0, 1, 2}));
-  EXPECT_EQ(detail::order_of(std::vector<double>{10, 9, 8, 11}), (std::vector<int>{2, 1, 0, 3}));
-  EXPECT_EQ(detail::order_of(std::vector<double>{-1, 10, 9.9, 5}), (std::vector<int>{3, 1, 2}));
-  EXPECT_TRUE(detail::order_of(std::vector<double>{-1, -1}).empty());
-}
-
 TEST_F(CudaPlansTest, MeasuredStepsGiveTheSameNumbersAndAreMeasuredOnce) {
   for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16}) {
     SCOPED_TRACE(name_of(dtype));
