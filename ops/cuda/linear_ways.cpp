@@ -4,6 +4,7 @@
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/ops/cuda/linear_ways.h>
+#include <fusegrad/ops/cuda/trial_kernels.h>
 #include <fusegrad/ops/plan_order.h>
 
 namespace fusegrad::detail {

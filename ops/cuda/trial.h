@@ -20,9 +20,6 @@ namespace fusegrad::detail {
 
 class CudaBackend;
 
-/// Normally distributed elements, which `seed` decides. Errors: CudaError.
-void fill_normal(const CudaExecution& execution, const Vector& to, std::uint32_t seed);
-
 class Trial {
  public:
   /// Operands like those of `like`: the same sizes, leading dimensions, dtypes and alignment. Null if there is no

@@ -9,6 +9,7 @@
 #include <fusegrad/autograd/dtype_visit.h>
 #include <fusegrad/autograd/narrow.h>
 #include <fusegrad/ops/cuda/trial.h>
+#include <fusegrad/ops/cuda/trial_kernels.h>
 
 namespace fusegrad::detail {
 namespace {
