@@ -20,7 +20,8 @@
 
 namespace fusegrad::detail {
 
-/// To be raised with every change of the format, or of what the words of a key mean: PlanKey in ops/cuda.
+/// To be raised with every change of the format, or of what the words of a key mean: PlanKey in
+/// ops/cuda/plan_key.h.
 inline constexpr int kPlanFileVersion = 1;
 
 /// All that a choice depends on beside its key. Plans are for one of these only.

@@ -3,6 +3,7 @@
 #include <fusegrad/autograd/cuda/device.h>
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/autograd/cuda/fault.h>
+#include <fusegrad/autograd/cuda/stopwatch.h>
 
 namespace fusegrad::detail {
 namespace {
@@ -37,6 +38,7 @@ CudaState::CudaState(ContextState& context)
     : context_(context), backend_(static_cast<CudaBackend&>(context.backend())), words_(backend_) {
   const DeviceScope scope(device());
   blaslt_ = make_blaslt(backend_, context.settings());
+  plan_table_ = make_plan_table(backend_, *blaslt_, context.settings());
   ways_ = make_linear_ways();
   load_plan_cache(*this);
 }
@@ -46,6 +48,13 @@ CudaState::~CudaState() { save_plan_cache(*this); }
 int CudaState::device() const { return backend_.device().index; }
 
 CUstream_st* CudaState::stream() const { return backend_.stream().get(); }
+
+Stopwatch& CudaState::stopwatch() {
+  if (!stopwatch_) stopwatch_ = std::make_unique<Stopwatch>();
+  return *stopwatch_;
+}
+
+bool CudaState::capturing() const { return backend_.stream().capturing(); }
 
 std::shared_ptr<ContextState> make_cuda_context(const ContextSettings& settings, int device, CUstream_st* stream) {
   auto context = std::make_shared<ContextState>(std::make_unique<CudaBackend>(device, stream), settings);

@@ -14,7 +14,9 @@ namespace fusegrad::detail {
 
 class CudaBackend;
 struct DeviceFault;  // fault.h
-class Blaslt;        // ops/cuda/blaslt.h: handle, workspace and plans; the engine only holds it
+class Stopwatch;     // stopwatch.h
+class Blaslt;        // ops/cuda/blaslt.h: handle and workspace; the engine only holds it
+class PlanTable;     // ops/cuda/plan_table.h: the plans of products; the engine only holds it
 class LinearWays;    // ops/cuda/linear_ways.h: measured choices; the engine only holds them
 
 /// Device memory for the kernels that are launched while this lives. Whoever takes the block next uses it after them,
@@ -79,7 +81,12 @@ class CudaState {
   unsigned* result() const { return words_.result(); }
   DeviceFault* fault() const { return words_.fault(); }
   Blaslt& blaslt() { return *blaslt_; }
+  PlanTable& plan_table() { return *plan_table_; }
   LinearWays& ways() { return *ways_; }
+  /// For the choices of this context; made at its first use. Errors: CudaError.
+  Stopwatch& stopwatch();
+  /// True while a graph is being captured: nothing can be measured or verified then.
+  bool capturing() const;
   Counters& counters() { return context_.counters(); }
   const ContextSettings& settings() const { return context_.settings(); }
   /// Adds to Context::warnings().
@@ -89,7 +96,9 @@ class CudaState {
   ContextState& context_;
   CudaBackend& backend_;
   KernelWords words_;
+  std::unique_ptr<Stopwatch> stopwatch_;
   std::shared_ptr<Blaslt> blaslt_;
+  std::shared_ptr<PlanTable> plan_table_;
   std::shared_ptr<LinearWays> ways_;
 };
 
@@ -99,6 +108,9 @@ std::shared_ptr<ContextState> make_cuda_context(const ContextSettings& settings,
 
 /// Defined in ops/cuda/blaslt.cpp. `backend` outlives the result. Errors: CudaError; DeviceError.
 std::shared_ptr<Blaslt> make_blaslt(CudaBackend& backend, const ContextSettings& settings);
+
+/// Defined in ops/cuda/plan_table.cpp. `backend` and `blaslt` outlive the result.
+std::shared_ptr<PlanTable> make_plan_table(CudaBackend& backend, Blaslt& blaslt, const ContextSettings& settings);
 
 /// Defined in ops/cuda/linear_ways.cpp.
 std::shared_ptr<LinearWays> make_linear_ways();

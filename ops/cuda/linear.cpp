@@ -14,6 +14,7 @@
 #include <fusegrad/ops/arithmetic_kernels.h>
 #include <fusegrad/ops/cuda/blaslt.h>
 #include <fusegrad/ops/cuda/linear_ways.h>
+#include <fusegrad/ops/cuda/plan_table.h>
 #include <fusegrad/ops/cuda/simple_product.h>
 #include <fusegrad/ops/linear_kernels.h>
 
@@ -25,7 +26,7 @@ using detail::LtProduct;
 
 /// What ran, as a text that lives as long as the context; null if cuBLASLt cannot run the product.
 const std::string* run(const CudaExecution& execution, const LtProduct& product) {
-  return execution.state.blaslt().run(execution, product);
+  return execution.state.plan_table().run(execution, product);
 }
 
 /// d = op(a) op(b) + c, by cuBLASLt if it can. Returns what ran.

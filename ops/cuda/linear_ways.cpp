@@ -1,10 +1,12 @@
 #include <algorithm>
-#include <bit>
+#include <functional>
+#include <optional>
+#include <utility>
 
 #include <fusegrad/autograd/check.h>
-#include <fusegrad/autograd/cuda/device_memory.h>
+#include <fusegrad/autograd/cuda/stopwatch.h>
 #include <fusegrad/ops/cuda/linear_ways.h>
-#include <fusegrad/ops/cuda/trial_kernels.h>
+#include <fusegrad/ops/cuda/step_operands.h>
 #include <fusegrad/ops/plan_order.h>
 
 namespace fusegrad::detail {
@@ -16,98 +18,6 @@ using kernels::LinearInputGradient;
 using kernels::LinearWeightGradient;
 
 constexpr double kBudgetUs = 300000;  // for all rounds of one step
-
-std::uint64_t word(std::int64_t value) { return static_cast<std::uint64_t>(value); }
-
-/// A bit field.
-class Flags {
- public:
-  void put(std::uint64_t value, int bits) {
-    value_ |= value << used_;
-    used_ += bits;
-  }
-  void put(const void* pointer) { put(static_cast<std::uint64_t>(std::countr_zero(alignment_of(pointer))), 4); }
-  std::uint64_t value() const { return value_; }
-
- private:
-  std::uint64_t value_ = 0;
-  int used_ = 0;
-};
-
-PlanKey key_of(const LinearInputGradient& args) {
-  Flags flags;
-  flags.put(static_cast<std::uint64_t>(args.dz.dtype), 3);
-  flags.put(static_cast<std::uint64_t>(args.dx.dtype), 3);
-  flags.put(static_cast<std::uint64_t>(args.bias.dtype), 3);
-  flags.put(static_cast<std::uint64_t>(args.activation), 3);
-  flags.put(args.c.data != nullptr, 1);
-  flags.put(args.c.data == args.dx.data, 1);
-  flags.put(args.bias.data != nullptr, 1);
-  flags.put(args.bias_c.data != nullptr, 1);
-  for (const void* pointer : {args.dz.data, args.w.data, args.c.data, static_cast<const void*>(args.dx.data)}) {
-    flags.put(pointer);
-  }
-  return {{word(args.dx.rows), word(args.dx.cols), word(args.dz.cols), word(args.bias_inputs), word(args.dz.ld),
-           word(args.w.ld), word(args.dx.ld), word(args.c.data ? args.c.ld : args.pre_activation.ld), flags.value()}};
-}
-
-PlanKey key_of(const LinearWeightGradient& args) {
-  Flags flags;
-  flags.put(static_cast<std::uint64_t>(args.dz.dtype), 3);
-  flags.put(static_cast<std::uint64_t>(args.dw.dtype), 3);
-  flags.put(static_cast<std::uint64_t>(args.bias.dtype), 3);
-  flags.put(args.c.data != nullptr, 1);
-  flags.put(args.c.data == args.dw.data, 1);
-  flags.put(args.bias_c.data != nullptr, 1);
-  for (const void* pointer : {args.dz.data, args.x.data, args.c.data, static_cast<const void*>(args.dw.data)}) {
-    flags.put(pointer);
-  }
-  return {{word(args.dz.rows), word(args.dw.rows), word(args.dw.cols), word(args.dz.ld), word(args.x.ld),
-           word(args.dw.ld), args.c.data ? word(args.c.ld) : 0, 0, flags.value()}};
-}
-
-/// Copies of a step's operands, in one block of memory and filled with normal values.
-class Operands {
- public:
-  Operands(const CudaExecution& execution, CudaBackend& backend) : execution_(execution), backend_(backend) {}
-  ~Operands() {
-    if (block_) backend_.release(block_);
-  }
-  Operands(const Operands&) = delete;
-  Operands& operator=(const Operands&) = delete;
-
-  /// Runs `assign`, which calls take() for each operand, twice: to add up the sizes, and to hand out the memory.
-  /// False if there is not enough.
-  template <class F>
-  bool allocate(F&& assign) {
-    assign();
-    block_ = backend_.allocate(static_cast<std::size_t>(std::max<std::int64_t>(used_, 1)));
-    if (!block_) return false;
-    backend_.stream().synchronize();  // they are used on another stream
-    used_ = 0;
-    assign();
-    return true;
-  }
-
-  /// Memory for `elements`; null for null.
-  void* take(const void* like, std::int64_t elements, Dtype dtype) {
-    if (!like) return nullptr;
-    constexpr std::int64_t kAlignment = 256;
-    const std::int64_t offset = alignment_of(like) % kAlignment;
-    auto* data = block_ ? static_cast<std::byte*>(block_) + used_ + offset : nullptr;
-    used_ += (offset + elements * static_cast<std::int64_t>(size_of(dtype)) + kAlignment - 1) / kAlignment * kAlignment;
-    // Also for masks, which any bits are.
-    if (block_) fill_normal(execution_, {data, elements, dtype}, ++seed_);
-    return data;
-  }
-
- private:
-  const CudaExecution& execution_;
-  CudaBackend& backend_;
-  void* block_ = nullptr;
-  std::int64_t used_ = 0;
-  std::uint32_t seed_ = 100;
-};
 
 /// Restores counters that measurement would move.
 class CountersKept {
@@ -231,15 +141,14 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
     execution.state.warn(detail::format("plan file: the strategy {} was rejected for {}: it cannot do that",
                                         name_of_way(choice.way), choice.report.what));
   }
-  Blaslt& blaslt = execution.state.blaslt();
-  if (!measures(execution.state.settings()) || !blaslt.may_search()) return nullptr;
+  if (!measures(execution.state.settings()) || execution.state.capturing()) return nullptr;
 
   Choice<InputGradientWay> choice{.way = ways.front()};
   if (ways.size() > 1) {
-    Stopwatch& stopwatch = blaslt.stopwatch();
+    Stopwatch& stopwatch = execution.state.stopwatch();
     const CudaExecution aside{stopwatch.stream().get(), execution.state};
     const CountersKept kept(execution.state.counters());
-    Operands operands(aside, execution.state.backend());
+    StepOperands operands(aside, execution.state.backend());
     LinearInputGradient step = args;
     LinearWeightGradient below;
     const std::int64_t inputs = with_bias ? args.bias_inputs : 0;
@@ -297,12 +206,11 @@ const BiasWay* LinearWays::bias_gradient(const CudaExecution& execution, const L
     proposed_bias_gradients_.erase(read);
     return &bias_gradients_.emplace(key, std::move(choice)).first->second.way;
   }
-  Blaslt& blaslt = execution.state.blaslt();
-  if (!measures(execution.state.settings()) || !blaslt.may_search()) return nullptr;
-  Stopwatch& stopwatch = blaslt.stopwatch();
+  if (!measures(execution.state.settings()) || execution.state.capturing()) return nullptr;
+  Stopwatch& stopwatch = execution.state.stopwatch();
   const CudaExecution aside{stopwatch.stream().get(), execution.state};
   const CountersKept kept(execution.state.counters());
-  Operands operands(aside, execution.state.backend());
+  StepOperands operands(aside, execution.state.backend());
   LinearWeightGradient step = args;
   const auto assign = [&] {
     step.dz.data = operands.take(args.dz.data, args.dz.rows * args.dz.ld, args.dz.dtype);

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include <fusegrad/autograd/cuda/cuda_state.h>
-#include <fusegrad/ops/cuda/blaslt.h>
+#include <fusegrad/ops/cuda/plan_key.h>
 #include <fusegrad/ops/linear_kernels.h>
+#include <fusegrad/ops/plan_file.h>
+#include <fusegrad/ops/plans.h>
 
 namespace fusegrad::kernels {
 
@@ -52,7 +54,7 @@ class LinearWays {
   /// What has been chosen so far.
   std::vector<PlanReport> reports() const;
 
-  // Plan files; see Blaslt.
+  // Plan files; see PlanTable.
   std::vector<PlanRecord> records() const;
   bool has_measured() const;
   int propose(const std::vector<PlanRecord>& records);

@@ -1,10 +1,11 @@
-// A matrix product with an epilogue, as cuBLASLt runs it. Not installed.
+// A matrix product with an epilogue, as cuBLASLt runs it, and an algorithm for it. Not installed.
 //
 // Views are row-major, as everywhere in fusegrad. cuBLASLt is column-major, where a row-major matrix is its transpose,
 // so it is asked for dᵀ = op(b)ᵀ op(a)ᵀ: its A is our b, its B our a, its rows our columns. Vectors and masks that go
 // along its rows (bias, bias gradient, relu mask) go along our columns.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -57,6 +58,12 @@ struct LtProduct {
   void* bias_gradient = nullptr;  ///< [n] ([m] for bgradb), d's dtype; overwritten
   void* saved = nullptr;          ///< relu: mask; gelu: matrix of d's dtype; written by forward, read by backward
   std::int64_t saved_ld = 0;      ///< relu: bits, a multiple of 128; gelu: elements, a multiple of 8
+};
+
+/// One of cuBLASLt's algorithms with its configuration, as the library packs it.
+struct Algorithm {
+  std::array<std::uint64_t, 8> words = {};
+  bool operator==(const Algorithm&) const = default;
 };
 
 /// Length of the sums.

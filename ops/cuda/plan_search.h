@@ -2,7 +2,6 @@
 // installed.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -11,15 +10,10 @@
 
 #include <fusegrad/autograd/cuda/stopwatch.h>
 #include <fusegrad/autograd/execution.h>
+#include <fusegrad/ops/cuda/lt_product.h>
 #include <fusegrad/ops/cuda/trial.h>
 
 namespace fusegrad::detail {
-
-/// One of cuBLASLt's algorithms with its configuration, as the library packs it.
-struct Algorithm {
-  std::array<std::uint64_t, 8> words = {};
-  bool operator==(const Algorithm&) const = default;
-};
 
 /// Enqueues the product with an algorithm on a stream. False if the algorithm does not do it.
 using LaunchProduct = std::function<bool(const LtProduct&, const Algorithm&, CUstream_st*)>;

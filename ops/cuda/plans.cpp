@@ -2,8 +2,8 @@
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/cuda/cuda_state.h>
 #include <fusegrad/autograd/cuda/device.h>
-#include <fusegrad/ops/cuda/blaslt.h>
 #include <fusegrad/ops/cuda/linear_ways.h>
+#include <fusegrad/ops/cuda/plan_table.h>
 #include <fusegrad/ops/plan_backends.h>
 #include <fusegrad/ops/plan_file.h>
 
@@ -17,20 +17,20 @@ std::vector<T> together(std::vector<T> first, std::vector<T> second) {
 }
 
 void save(CudaState& state, const std::string& path) {
-  Blaslt& blaslt = state.blaslt();
-  write_plan_section(path, {.source = blaslt.source(), .records = together(blaslt.records(), state.ways().records())});
+  PlanTable& table = state.plan_table();
+  write_plan_section(path, {.source = table.source(), .records = together(table.records(), state.ways().records())});
 }
 
 PlanFileReport load(CudaState& state, const std::string& path, bool verify) {
-  auto [section, report] = read_plan_section(path, state.blaslt().source());
-  report.plans = state.blaslt().propose(section.records, verify) + state.ways().propose(section.records);
+  auto [section, report] = read_plan_section(path, state.plan_table().source());
+  report.plans = state.plan_table().propose(section.records, verify) + state.ways().propose(section.records);
   return report;
 }
 
 }  // namespace
 
 std::vector<PlanReport> plans(const CudaExecution& execution) {
-  return together(execution.state.ways().reports(), execution.state.blaslt().reports());
+  return together(execution.state.ways().reports(), execution.state.plan_table().reports());
 }
 
 void save_plans(const CudaExecution& execution, const std::string& path) { save(execution.state, path); }
@@ -52,7 +52,7 @@ void save_plan_cache(CudaState& state) noexcept {
   const std::string& path = state.settings().plan_cache;
   if (path.empty()) return;
   try {
-    if (state.blaslt().has_measured() || state.ways().has_measured()) save(state, path);
+    if (state.plan_table().has_measured() || state.ways().has_measured()) save(state, path);
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no one is left to tell; the file is as it was
   }
 }

@@ -15,7 +15,7 @@
 
 #include <fusegrad/autograd/cuda/cuda_state.h>
 #include <fusegrad/fusegrad.h>
-#include <fusegrad/ops/cuda/blaslt.h>
+#include <fusegrad/ops/cuda/plan_table.h>
 #include <fusegrad/ops/plan_file.h>
 
 namespace fusegrad {
@@ -304,7 +304,7 @@ TEST_F(CudaPlanFileTest, EvictedPlansAreTakenFromTheFileAgain) {
   save_plans(first, path);
   const Context second = measuring();
   load_plans(second, path);
-  second.state().cuda()->blaslt().set_plan_limit(2);
+  second.state().cuda()->plan_table().set_plan_limit(2);
   test::expect_equal(test::two_layer_step(second, Dtype::f32), expected);
   test::expect_equal(test::two_layer_step(second, Dtype::f32), expected);
   EXPECT_EQ(second.counters().plans_measured, 0);

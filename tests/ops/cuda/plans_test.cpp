@@ -13,7 +13,8 @@
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/fusegrad.h>
 #include <fusegrad/ops/cuda/blaslt.h>
-#include <fusegrad/ops/cuda/plan_search.h>
+#include <fusegrad/ops/cuda/plan_table.h>
+#include <fusegrad/ops/cuda/trial.h>
 
 namespace fusegrad {
 namespace {
@@ -304,7 +305,7 @@ TEST_F(CudaPlansTest, DeterministicContextsTimeNothingAndVerify) {
 }
 
 TEST_F(CudaPlansTest, TooManyPlansEvictTheOldest) {
-  blaslt().set_plan_limit(3);
+  state().plan_table().set_plan_limit(3);
   const auto expected = test::two_layer_step(Context::cuda(), Dtype::f32);
   for (int repeat = 0; repeat < 2; ++repeat) {
     test::expect_equal(test::two_layer_step(context, Dtype::f32), expected);
@@ -317,9 +318,9 @@ TEST_F(CudaPlansTest, NothingIsMeasuredDuringACapture) {
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   {
     const Context own = Context::cuda({.stream = stream, .plans = PlanPolicy::measure});
-    EXPECT_TRUE(own.state().cuda()->blaslt().may_search());
+    EXPECT_FALSE(own.state().cuda()->capturing());
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    EXPECT_FALSE(own.state().cuda()->blaslt().may_search());
+    EXPECT_TRUE(own.state().cuda()->capturing());
     cudaGraph_t graph = nullptr;
     ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
     cudaGraphDestroy(graph);
