@@ -3,12 +3,11 @@
 //   train_step --device cpu --workloads cpu-A,cpu-B --threads 2
 //
 // Prints one JSON object a workload, in the format of bench/peers.py:
-//   {"workload", "peer", "policy", "device", "us", "peak_mib"}
-// `us` is the median over single steps after a warm-up. Hidden layers are relu, all layers have biases, the output has
-// no activation. Policy bf16 keeps fp32 master weights, gradients and optimizer state.
-#include <algorithm>
-#include <chrono>
-#include <cmath>
+//   {"workload", "peer", "mode", "policy", "device", "us", "peak_mib", "threads", "steps_per_wait", "warm_up_s",
+//    "rejected"}
+// `us` is the median over single steps, each with a wait for the device, after a warm-up. `warm_up_s` is what the first
+// five steps took, with all choices that they made. Hidden layers are relu, all layers have biases, the output has no
+// activation. Policy bf16 keeps fp32 master weights, gradients and optimizer state.
 #include <cstdio>
 #include <exception>
 #include <map>
@@ -19,108 +18,54 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/measure.h"
+#include "bench/workloads.h"
+
 #include <fusegrad/fusegrad.h>
 
 namespace fg = fusegrad;
+namespace bench = fusegrad::bench;
 
 namespace {
-
-struct Workload {
-  std::string_view name;
-  std::int64_t batch;
-  std::vector<std::int64_t> widths;
-  std::string_view policy;
-};
-
-const std::vector<Workload>& workloads() {
-  static const std::vector<Workload> all{
-      {"A", 128, {784, 512, 512, 16}, "tf32"},
-      {"A2", 1024, {784, 1024, 1024, 1024, 16}, "tf32"},
-      {"B", 1024, {784, 1024, 1024, 1024, 16}, "bf16"},
-      {"mid", 4096, {2048, 2048, 2048, 2048, 2048}, "bf16"},
-      {"C", 16384, {4096, 4096, 4096, 4096, 4096}, "bf16"},
-      {"D", 8192, {4096, 16384, 4096}, "bf16"},
-      {"E", 262144, {32, 64, 64, 64, 64, 16}, "bf16"},
-      {"E2", 262144, {32, 128, 128, 128, 128, 16}, "bf16"},
-      {"cpu-small", 32, {64, 64, 64, 10}, "fp32"},
-      {"cpu-A", 128, {784, 512, 512, 10}, "fp32"},
-      {"cpu-B", 1024, {784, 1024, 1024, 1024, 10}, "fp32"},
-      {"cpu-E", 16384, {32, 64, 64, 64, 64, 16}, "fp32"},
-  };
-  return all;
-}
 
 struct Options {
   std::string device = "cpu";
   std::vector<std::string> names;
+  std::string mode = "eager";
   int threads = 0;  // 0: all
-  int repeats = 40;
+  bench::TimingOptions timing;
   bool fusion = true;
   fg::PlanPolicy plans = fg::PlanPolicy::heuristic;
   bool explain = false;
+  bool list = false;
 };
 
-/// Roughly normal values: the sum of four uniform ones. Never zeros, which multiply faster than real data.
-fg::Tensor random_tensor(const fg::Context& context, const fg::Shape& shape, fg::Dtype dtype, std::uint64_t stream) {
-  const fg::Random random(1, stream);
-  std::vector<float> values(static_cast<std::size_t>(shape.size()));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const auto word = fg::philox({static_cast<std::uint32_t>(i), 0, static_cast<std::uint32_t>(stream), 0}, {1, 0});
-    float sum = 0;
-    for (const std::uint32_t part : word) sum += static_cast<float>(part >> 8) * 0x1p-24f;
-    values[i] = (sum - 2.0f) * std::sqrt(3.0f);
-  }
-  return fg::Tensor::from(context, shape, values).to(dtype);
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
-std::string name_of(const Options& options) {
-  if (!options.fusion) return "fusegrad unfused";
-  return options.plans == fg::PlanPolicy::measure ? "fusegrad measured" : "fusegrad";
-}
-
-void run(const Workload& workload, const Options& options) {
-  fg::ContextOptions context_options{.fusion = options.fusion ? fg::Fusion::on : fg::Fusion::off};
+void run(const bench::TrainingWorkload& workload, const Options& options) {
+  fg::ContextOptions context_options{.fusion = options.fusion ? fg::Fusion::on : fg::Fusion::off,
+                                     .plans = options.plans};
   if (options.threads != 0) context_options.threads = options.threads;
-  if (workload.policy == "tf32") context_options.math = fg::MathMode::tf32;
-  context_options.plans = options.plans;
-  const fg::Context context =
-      options.device == "gpu" ? fg::Context::cuda(context_options) : fg::Context::cpu(context_options);
-  const fg::Dtype dtype = workload.policy == "bf16" ? fg::Dtype::bf16 : fg::Dtype::f32;
-  const fg::Tensor x = random_tensor(context, {workload.batch, workload.widths.front()}, dtype, 1);
-  const fg::Tensor target = random_tensor(context, {workload.batch, workload.widths.back()}, fg::Dtype::f32, 2);
+  const fg::Context context = bench::context_for(options.device, workload.policy, context_options);
+  const fg::Dtype dtype = bench::storage_dtype(workload.policy);
+  const fg::Tensor x = bench::random_tensor(context, {workload.batch, workload.widths.front()}, dtype, 1);
+  const fg::Tensor target = bench::random_tensor(context, {workload.batch, workload.widths.back()}, fg::Dtype::f32, 2);
   const fg::Mlp net(context, {.widths = workload.widths, .dtype = dtype, .seed = 1});
   fg::Adam optimizer(net.parameters(), {.learning_rate = 1e-4});
-  const auto step = [&] {
+  const auto eager = [&] {
     fg::Tape tape(context);
     tape.backward(fg::mse_loss(net(tape.input(x)), target));
     optimizer.step();
   };
-  const auto warm_up = std::chrono::steady_clock::now();
-  for (int i = 0; i < 5; ++i) step();
-  context.synchronize();
-  const std::chrono::duration<double> warm_up_seconds = std::chrono::steady_clock::now() - warm_up;
-  std::vector<double> times;
-  for (int i = 0; i < options.repeats; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    step();
-    context.synchronize();
-    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
-  }
-  const auto peak = static_cast<double>(context.memory().peak_in_use) / (1 << 20);
+  const bench::Timing timing = bench::time_step(context, eager, bench::Pace::single, options.timing);
   const nlohmann::ordered_json line{{"workload", workload.name},
-                                    {"peer", name_of(options)},
+                                    {"peer", bench::peer_name(context, options.mode)},
+                                    {"mode", options.mode},
                                     {"policy", workload.policy},
                                     {"device", options.device},
-                                    {"us", std::round(median(times) * 10) / 10},
-                                    {"peak_mib", std::round(peak * 10) / 10},
+                                    {"us", bench::rounded(timing.us)},
+                                    {"peak_mib", bench::peak_mib(context)},
                                     {"threads", context.threads()},
-                                    {"warm_up_s", std::round(warm_up_seconds.count() * 1000) / 1000},
+                                    {"steps_per_wait", timing.steps_per_wait},
+                                    {"warm_up_s", bench::rounded(timing.first_steps_s, 3)},
                                     {"rejected", context.counters().rejected_candidates}};
   fmt::print("{}\n", line.dump());
   if (options.explain) {
@@ -139,26 +84,26 @@ int main(int argc, char** argv) {
   app.add_option("--device", options.device, "cpu or gpu")->check(CLI::IsMember({"cpu", "gpu"}));
   app.add_option("--workloads", options.names, "names, separated by commas (default: all of the device)")
       ->delimiter(',');
+  app.add_option("--mode", options.mode, "eager: launch after launch")->check(CLI::IsMember({"eager"}));
   app.add_option("--threads", options.threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
-  app.add_option("--repeats", options.repeats, "timed steps")->check(CLI::PositiveNumber);
+  app.add_option("--repeats", options.timing.repeats, "timed steps")->check(CLI::PositiveNumber);
+  app.add_option("--warm-up", options.timing.warm_up_seconds, "seconds of steps before each workload is timed")
+      ->check(CLI::Range(0.0, 60.0));
   app.add_flag("!--no-fusion", options.fusion, "run the unfused definition");
   const std::map<std::string, fg::PlanPolicy> policies{{"heuristic", fg::PlanPolicy::heuristic},
                                                        {"measure", fg::PlanPolicy::measure}};
   app.add_option("--plans", options.plans, "heuristic or measure: how a GPU's algorithms and strategies are chosen")
       ->transform(CLI::CheckedTransformer(policies));
   app.add_flag("--explain", options.explain, "also print how each part of a step ran");
+  app.add_flag("--list", options.list, "print what the workloads are, and time nothing");
   CLI11_PARSE(app, argc, argv);
   try {
-    for (const std::string& name : options.names) {
-      if (std::ranges::find(workloads(), name, &Workload::name) == workloads().end()) {
-        throw fg::ValueError(fmt::format("there is no workload \"{}\"", name));
+    for (const auto& workload : bench::select(bench::training_workloads(), options.names, options.device)) {
+      if (options.list) {
+        fmt::print("{}\n", bench::to_json(workload));
+      } else {
+        run(workload, options);
       }
-    }
-    for (const Workload& workload : workloads()) {
-      const bool wanted = options.names.empty()
-                              ? workload.name.starts_with("cpu") == (options.device == "cpu")
-                              : std::ranges::find(options.names, workload.name) != options.names.end();
-      if (wanted) run(workload, options);
     }
   } catch (const std::exception& error) {
     fmt::print(stderr, "train_step: {}\n", error.what());
