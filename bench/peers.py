@@ -1,9 +1,21 @@
 #!/usr/bin/env python3
-"""Time the peers' training step (forward, loss, backward, Adam) on the workloads.
+"""Time PyTorch and JAX on the workloads of the benchmarks, as train_step and inference time fusegrad.
 
-One JSON object a line: {"workload", "peer", "policy", "device", "us", "peak_mib"}. `us` is the median of single-step times
-(device events on a GPU, host clock on a CPU). Peers that are not installed are skipped with a line on standard error.
-Run it beside our own benchmark in one go: only ratios within one run mean anything.
+    python3 bench/peers.py --device gpu --workloads A,B,I1
+
+One JSON object a measurement: {"workload", "peer", "mode", "policy", "device", "us", "peak_mib", "steps_per_wait"},
+for inference also "activation". A step is forward, mean squared error, backward and Adam. Peers: "pytorch eager",
+"pytorch compile", on a GPU each also " + graph" (a captured CUDA graph), and "jax jit".
+
+mode "eager": single steps, each with a wait for the device; the median.
+mode "graph" (captured graphs and jitted steps): blocks of steps back to back that take about 20 ms, one wait at the end
+of each; the median over blocks. bf16 is autocast with fp32 parameters in PyTorch's training, bf16 parameters in its
+inference, a cast of fp32 parameters inside the jitted step in JAX.
+peak_mib is PyTorch's own count of device memory that its tensors hold, the largest since the network was made; JAX has
+no count that can be reset.
+
+A peer that is not installed is named on standard error, and a workload that a peer cannot run is a line with "error".
+The exit status is 3 if none of the peers asked for is installed.
 """
 import argparse
 import json
@@ -12,77 +24,143 @@ import statistics
 import sys
 import time
 
-WORKLOADS = {  # name: (batch, layer widths, precision policy)
-    "A": (128, [784, 512, 512, 16], "tf32"),
-    "A2": (1024, [784, 1024, 1024, 1024, 16], "tf32"),
-    "B": (1024, [784, 1024, 1024, 1024, 16], "bf16"),
-    "mid": (4096, [2048, 2048, 2048, 2048, 2048], "bf16"),
-    "C": (16384, [4096, 4096, 4096, 4096, 4096], "bf16"),
-    "D": (8192, [4096, 16384, 4096], "bf16"),
-    "E": (262144, [32, 64, 64, 64, 64, 16], "bf16"),
-    "E2": (262144, [32, 128, 128, 128, 128, 16], "bf16"),
-    "cpu-small": (32, [64, 64, 64, 10], "fp32"),
-    "cpu-A": (128, [784, 512, 512, 10], "fp32"),
-    "cpu-B": (1024, [784, 1024, 1024, 1024, 10], "fp32"),
-    "cpu-E": (16384, [32, 64, 64, 64, 64, 16], "fp32"),
-}
+from workloads import INFERENCE, TRAINING, names_for
+
+BLOCK_SECONDS = 0.02
+MOST_STEPS_OF_A_BLOCK = 256
 
 
-def report(workload, peer, policy, device, us, peak_mib=None):
-    print(json.dumps({"workload": workload, "peer": peer, "policy": policy, "device": device, "us": round(us, 1), "peak_mib": peak_mib}), flush=True)
+class Bench:
+    """What a measurement is made with, and where it goes."""
+
+    def __init__(self, args):
+        self.device = args.device
+        self.on_gpu = args.device == "gpu"
+        self.threads = args.threads
+        self.repeats = args.repeats
+        self.warm_up = args.warm_up
+
+    def report(self, workload, peer, policy, **rest):
+        line = {"workload": workload, "peer": peer, "mode": "eager", "policy": policy, "device": self.device}
+        print(json.dumps(line | rest), flush=True)
+
+    def fail(self, workload, peer, policy, error, **rest):
+        text = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+        self.report(workload, peer, policy, error=text, **rest)
+
+    def time(self, step, wait, back_to_back):
+        """{"us", "steps_per_wait", "mode"} of step(), which enqueues work that wait() waits for."""
+
+        def block(steps):
+            start = time.perf_counter()
+            for _ in range(steps):
+                step()
+            wait()
+            return (time.perf_counter() - start) / steps
+
+        start = time.perf_counter()
+        block(5)
+        steps, estimate = 1, block(1)
+        if back_to_back:
+            for _ in range(2):  # one step from rest says too much of what is quick
+                steps = int(min(max(BLOCK_SECONDS / estimate + 1, 1), MOST_STEPS_OF_A_BLOCK))
+                estimate = block(steps)
+        while time.perf_counter() - start < self.warm_up:
+            block(steps)
+        us = statistics.median(block(steps) for _ in range(self.repeats)) * 1e6
+        return {"us": round(us, 1), "steps_per_wait": steps, "mode": "graph" if back_to_back else "eager"}
 
 
-def bench_torch(names, device, threads, repeats):
-    import torch
-    from torch import nn
+class Torch:
+    """PyTorch, eager and compiled, each also as a CUDA graph."""
 
-    torch.set_float32_matmul_precision("high")
-    if device == "cpu":
-        torch.set_num_threads(threads)
-    on_gpu = device == "gpu"
-    where = "cuda" if on_gpu else "cpu"
+    name = "pytorch"
 
-    def median_us(step):
-        for _ in range(5):
-            step()
-        times = []
-        for _ in range(repeats):
-            if on_gpu:
-                a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                a.record(); step(); b.record(); b.synchronize()
-                times.append(a.elapsed_time(b) * 1e3)
-            else:
-                t = time.perf_counter(); step(); times.append((time.perf_counter() - t) * 1e6)
-        return statistics.median(times)
+    def __init__(self, bench):
+        import torch
 
-    def captured(step, optimizer):
-        side = torch.cuda.Stream(); side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self.torch, self.bench = torch, bench
+        self.where = "cuda" if bench.on_gpu else "cpu"
+        if bench.on_gpu and not torch.cuda.is_available():
+            raise ImportError("this PyTorch finds no GPU")
+        if hasattr(torch, "set_float32_matmul_precision"):
+            torch.set_float32_matmul_precision("high")  # tf32 on a GPU; CPUs have no such thing
+        if not bench.on_gpu:
+            torch.set_num_threads(bench.threads)
+
+    def wait(self):
+        if self.bench.on_gpu:
+            self.torch.cuda.synchronize()
+
+    def layers(self, widths, activation):
+        nn = self.torch.nn
+        layers = []
+        for i, (inner, outer) in enumerate(zip(widths, widths[1:])):
+            layers.append(nn.Linear(inner, outer))
+            if i < len(widths) - 2 or len(widths) == 2:
+                layers.append(nn.ReLU() if activation == "relu" else nn.GELU(approximate="tanh"))
+        return nn.Sequential(*layers).to(self.where)
+
+    def captured(self, step, prepare):
+        cuda = self.torch.cuda
+        side = cuda.Stream()
+        side.wait_stream(cuda.current_stream())
+        with cuda.stream(side):
             for _ in range(3):
                 step()
-        torch.cuda.current_stream().wait_stream(side)
-        optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        cuda.current_stream().wait_stream(side)
+        prepare()
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph):
             step()
         return graph
 
-    for name in names:
-        batch, widths, policy = WORKLOADS[name]
-        x, target = torch.randn(batch, widths[0], device=where), torch.randn(batch, widths[-1], device=where)
+    def measure(self, workload, policy, make, **rest):
+        """Times make(compiled) -> (step, prepare for a capture), with and without the compiler and a graph."""
+        torch, bench = self.torch, self.bench
         for compiled in (False, True) if hasattr(torch, "compile") else (False,):
-            layers = []
-            for i in range(len(widths) - 1):
-                layers.append(nn.Linear(widths[i], widths[i + 1]))
-                if i < len(widths) - 2:
-                    layers.append(nn.ReLU())
-            net = nn.Sequential(*layers).to(where)
-            optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, **({"fused": True, "capturable": True} if on_gpu else {}))
+            label = "pytorch compile" if compiled else "pytorch eager"
+            try:
+                if bench.on_gpu:
+                    torch.cuda.reset_peak_memory_stats()
+                step, prepare = make(compiled)
+                timing = bench.time(step, self.wait, back_to_back=False)
+                bench.report(workload, label, policy, peak_mib=self.peak_mib(), **timing, **rest)
+            except Exception as error:  # a peer that cannot run a workload is a line, not a stop
+                bench.fail(workload, label, policy, error, **rest)
+            else:
+                if bench.on_gpu:
+                    try:
+                        graph = self.captured(step, prepare)
+                        timing = bench.time(graph.replay, self.wait, back_to_back=True)
+                        bench.report(workload, label + " + graph", policy, peak_mib=self.peak_mib(), **timing, **rest)
+                        del graph
+                    except Exception as error:
+                        bench.fail(workload, label + " + graph", policy, error, **rest)
+            step = prepare = None
+            if bench.on_gpu:
+                torch.cuda.empty_cache()
+            if hasattr(torch, "_dynamo"):
+                torch._dynamo.reset()
+
+    def peak_mib(self):
+        return round(self.torch.cuda.max_memory_allocated() / 2**20, 1) if self.bench.on_gpu else None
+
+    def train(self, workload):
+        torch = self.torch
+        batch, widths, policy = TRAINING[workload]
+
+        def make(compiled):
+            x = torch.randn(*batch, widths[0], device=self.where)
+            target = torch.randn(*batch, widths[-1], device=self.where)
+            net = self.layers(widths, "relu")
+            for_a_gpu = {"fused": True, "capturable": True} if self.bench.on_gpu else {}
+            optimizer = torch.optim.Adam(net.parameters(), lr=1e-4, **for_a_gpu)
 
             def loss_of(x, target):
-                with torch.autocast(where, torch.bfloat16, enabled=policy == "bf16"):
+                with torch.autocast(self.where, torch.bfloat16, enabled=policy == "bf16"):
                     y = net(x)
-                return nn.functional.mse_loss(y.float(), target)
+                return torch.nn.functional.mse_loss(y.float(), target)
 
             run = torch.compile(loss_of) if compiled else loss_of
 
@@ -91,44 +169,64 @@ def bench_torch(names, device, threads, repeats):
                 run(x, target).backward()
                 optimizer.step()
 
-            label = "pytorch compile" if compiled else "pytorch eager"
-            try:
-                step()
-                if on_gpu:
-                    torch.cuda.reset_peak_memory_stats()
-                us = median_us(step)
-                peak = round(torch.cuda.max_memory_allocated() / 2**20) if on_gpu else None
-                report(name, label, policy, device, us, peak)
-                if on_gpu:
-                    graph = captured(step, optimizer)
-                    report(name, label + " + graph", policy, device, median_us(graph.replay))
-                    del graph
-            except Exception as error:  # a peer that cannot run a workload is a line, not a stop
-                print(f"{name} {label}: {error!r:.200}", file=sys.stderr)
-            del net, optimizer
-            if on_gpu:
-                torch.cuda.empty_cache()
-            torch._dynamo.reset() if hasattr(torch, "_dynamo") else None
+            return step, lambda: optimizer.zero_grad(set_to_none=True)
+
+        self.measure(workload, policy, make)
+
+    def infer(self, workload, activation):
+        torch = self.torch
+        batch, widths, policy = INFERENCE[workload]
+        dtype = torch.bfloat16 if policy == "bf16" else torch.float32
+
+        def make(compiled):
+            x = torch.randn(*batch, widths[0], device=self.where).to(dtype)
+            net = self.layers(widths, activation).to(dtype).eval()
+            run = torch.compile(net) if compiled else net
+
+            def step():
+                with torch.no_grad():
+                    return run(x)
+
+            return step, lambda: None
+
+        self.measure(workload, policy, make, activation=activation)
 
 
-def bench_jax(names, device, threads, repeats):
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if device == "cpu":
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        os.environ.setdefault("XLA_FLAGS", f"--xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'}")
-    import jax
-    import jax.numpy as jnp
-    import optax
+class Jax:
+    """JAX, the whole step jitted, with optax's Adam."""
 
-    jax.config.update("jax_default_matmul_precision", "tensorfloat32")
-    for name in names:
-        batch, widths, policy = WORKLOADS[name]
+    name = "jax"
+
+    def __init__(self, bench):
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        if not bench.on_gpu:
+            os.environ["JAX_PLATFORMS"] = "cpu"
+            # XLA has no number of threads of its own: it takes the cores that the process may run on.
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: bench.threads])
+        import jax
+        import optax
+
+        self.jax, self.optax, self.bench = jax, optax, bench
+        if bench.on_gpu and jax.default_backend() != "gpu":
+            raise ImportError("this JAX finds no GPU")
+        jax.config.update("jax_default_matmul_precision", "tensorfloat32" if bench.on_gpu else "float32")
+
+    def train(self, workload):
+        try:
+            self.train_or_raise(workload)
+        except Exception as error:  # a peer that cannot run a workload is a line, not a stop
+            self.bench.fail(workload, "jax jit", TRAINING[workload][2], error)
+
+    def train_or_raise(self, workload):
+        jax, jnp, optax = self.jax, self.jax.numpy, self.optax
+        batch, widths, policy = TRAINING[workload]
         compute = jnp.bfloat16 if policy == "bf16" else jnp.float32
-        key = jax.random.PRNGKey(0)
-        params = [(jax.random.normal(key, (widths[i], widths[i + 1])) / widths[i] ** 0.5, jnp.zeros((widths[i + 1],))) for i in range(len(widths) - 1)]
-        x, target = jax.random.normal(key, (batch, widths[0]), compute), jax.random.normal(key, (batch, widths[-1]))
+        keys = jax.random.split(jax.random.PRNGKey(0), len(widths) + 1)
+        params = [(jax.random.normal(key, (inner, outer)) / inner**0.5, jnp.zeros((outer,)))
+                  for key, inner, outer in zip(keys, widths, widths[1:])]
+        x = jax.random.normal(keys[-1], (*batch, widths[0]), compute)
+        target = jax.random.normal(keys[-2], (*batch, widths[-1]))
         optimizer = optax.adam(1e-4)
-        state = optimizer.init(params)
 
         def loss_of(params, x, target):
             h = x
@@ -143,33 +241,47 @@ def bench_jax(names, device, threads, repeats):
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state, loss
 
-        step = jax.jit(step_of, donate_argnums=(0, 1))
-        for _ in range(5):
-            params, state, loss = step(params, state, x, target)
-        loss.block_until_ready()
-        times = []
-        for _ in range(5):  # a run of steps without host synchronisation, as a training loop has
-            t = time.perf_counter()
-            for _ in range(repeats):
-                params, state, loss = step(params, state, x, target)
-            jax.block_until_ready(params)
-            times.append((time.perf_counter() - t) / repeats * 1e6)
-        report(name, "jax jit", policy, device, min(times))
+        jitted = jax.jit(step_of, donate_argnums=(0, 1))
+        now = [params, optimizer.init(params), None]
+
+        def step():
+            now[:] = jitted(now[0], now[1], x, target)
+
+        timing = self.bench.time(step, lambda: jax.block_until_ready(now), back_to_back=True)
+        self.bench.report(workload, "jax jit", policy, peak_mib=None, **timing)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--workloads", default=None, help="comma-separated; default: all of the device's")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--activations", default="relu,gelu", help="of inference; default: both")
+    parser.add_argument("--peers", default="pytorch,jax", help="pytorch, jax or both (default)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="on a CPU")
+    parser.add_argument("--repeats", type=int, default=40, help="timed steps, or blocks of steps")
+    parser.add_argument("--warm-up", type=float, default=0.5, help="seconds of steps before each is timed")
     args = parser.parse_args()
-    names = args.workloads.split(",") if args.workloads else [n for n in WORKLOADS if n.startswith("cpu") == (args.device == "cpu")]
-    for bench in (bench_torch, bench_jax):
+    names = args.workloads.split(",") if args.workloads else [
+        *names_for(TRAINING, args.device), *(n for n in names_for(INFERENCE, args.device) if n != "P")]
+    if unknown := [name for name in names if name not in TRAINING and name not in INFERENCE]:
+        parser.error(f"there is no workload {unknown[0]}")
+    installed = 0
+    for kind in (Torch, Jax):
+        if kind.name not in args.peers.split(","):
+            continue
         try:
-            bench(names, args.device, args.threads, args.repeats)
+            peer = kind(Bench(args))
         except ImportError as error:
-            print(f"skipped: {error}", file=sys.stderr)
+            print(f"peers.py: {kind.name} cannot be timed on this machine: {error}", file=sys.stderr)
+            continue
+        installed += 1
+        for name in names:
+            if name in TRAINING:
+                peer.train(name)
+            elif kind is Torch:
+                for activation in args.activations.split(","):
+                    peer.infer(name, activation)
+    sys.exit(0 if installed else 3)
 
 
 if __name__ == "__main__":
