@@ -8,6 +8,7 @@
 #include <fusegrad/autograd/parameter.h>
 #include <fusegrad/autograd/random.h>
 #include <fusegrad/autograd/shape.h>
+#include <fusegrad/autograd/step.h>
 #include <fusegrad/autograd/tape.h>
 #include <fusegrad/autograd/tensor.h>
 #include <fusegrad/io/csv.h>

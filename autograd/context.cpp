@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -67,10 +68,10 @@ Strategy resolve_strategy(const std::optional<Strategy>& option) {
       detail::format("context: FUSEGRAD_STRATEGY must be \"epilogue\", \"split\" or \"pass\", got \"{}\"", value));
 }
 
-PlanPolicy resolve_plans(const std::optional<PlanPolicy>& option) {
-  if (option) return *option;
+std::optional<PlanPolicy> resolve_plans(const std::optional<PlanPolicy>& option) {
+  if (option) return option;
   const char* text = environment("FUSEGRAD_PLANS");
-  if (!text) return PlanPolicy::heuristic;
+  if (!text) return std::nullopt;
   const std::string_view value = text;
   detail::require<ValueError>(value == "heuristic" || value == "measure",
                               "context: FUSEGRAD_PLANS must be \"heuristic\" or \"measure\", got \"{}\"", value);
@@ -94,6 +95,49 @@ detail::ContextSettings resolve(const ContextOptions& options) {
 }
 
 }  // namespace
+
+namespace detail {
+
+constinit thread_local const ContextState* ContextState::stepping_ = nullptr;
+
+ContextState::~ContextState() {
+  for (const Constant& constant : constants_) memory_.give_back(constant.storage);
+}
+
+Tensor ContextState::constant(Dtype dtype, double value) {
+  constexpr std::size_t kMost = 64;  // loss scales, one a dtype
+  const Context self(shared_from_this());
+  auto found = std::ranges::find_if(
+      constants_, [&](const Constant& constant) { return constant.dtype == dtype && constant.value == value; });
+  if (found == constants_.end()) {
+    if (constants_.size() == kMost) return Tensor::full(self, {}, dtype, value);
+    constants_.reserve(kMost);
+    const Tensor made = Tensor::full(self, {}, dtype, value);
+    Storage* storage = memory_.take(size_of(dtype));
+    backend().copy_within(storage->data, made.raw(), size_of(dtype));
+    found = constants_.insert(constants_.end(), {dtype, value, storage});
+  }
+  return Tensor::borrow_raw(self, {}, dtype, found->storage->data);
+}
+
+void ContextState::set_step(StepRun* run, Branches* branches) {
+  step_run_ = run;
+  branches_ = branches;
+  stepping_ = run && cuda_ ? this : nullptr;
+}
+
+void ContextState::refuse_use() const {
+  throw StateError(
+      "step: another context was used inside the step function; a graph repeats the work of its own context only");
+}
+
+void ContextState::refuse_host_copy(std::string_view what) const {
+  throw StateError(detail::format(
+      "step: {} inside the step function; a graph repeats the work of the GPU only: do it before or after the call",
+      what));
+}
+
+}  // namespace detail
 
 std::string Device::to_string() const { return type == DeviceType::cpu ? "cpu" : detail::format("cuda:{}", index); }
 
@@ -123,12 +167,27 @@ int Context::threads() const { return state_->pool().threads(); }
 Fusion Context::fusion() const { return state_->fusion(); }
 MathMode Context::math() const { return state_->settings().math; }
 Strategy Context::strategy() const { return state_->settings().strategy; }
-PlanPolicy Context::plan_policy() const { return state_->settings().plans; }
+PlanPolicy Context::plan_policy() const { return state_->plan_policy(); }
 bool Context::deterministic() const { return state_->settings().deterministic; }
 const Counters& Context::counters() const { return state_->counters(); }
 const std::vector<std::string>& Context::warnings() const { return state_->warnings(); }
-MemoryUse Context::memory() const { return state_->memory().use(); }
-void Context::synchronize() const { state_->backend().synchronize(); }
-void Context::release_cached_memory() const { state_->memory().trim(); }
+
+MemoryUse Context::memory() const {
+  MemoryUse use = state_->memory().use();
+  if constexpr (kWithCuda) {
+    if (detail::CudaState* cuda = state_->cuda()) use.workspace = detail::workspace_bytes(cuda->blaslt());
+  }
+  return use;
+}
+
+void Context::synchronize() const {
+  state_->check_host_copy("the host waited for the GPU");
+  state_->backend().synchronize();
+}
+
+void Context::release_cached_memory() const {
+  state_->check_host_copy("cached memory was released");
+  state_->memory().trim();
+}
 
 }  // namespace fusegrad

@@ -118,6 +118,7 @@ struct MemoryUse {
   std::int64_t in_use = 0;              ///< bytes of live tensors made by the context
   std::int64_t peak_in_use = 0;         ///< largest value of in_use so far
   std::int64_t cached = 0;              ///< bytes kept for reuse
+  std::int64_t workspace = 0;           ///< bytes held beside all these for the products of a GPU
   std::int64_t system_allocations = 0;  ///< blocks ever requested from the system; constant in steady state
 };
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <fusegrad/autograd/branches.h>
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/memory.h>
@@ -10,6 +11,11 @@ namespace {
 
 constexpr std::size_t kGranule = 256;  // every block is aligned for vector loads and cuBLASLt
 constexpr std::int64_t kFreeCache = std::int64_t{64} << 20;
+/// A block of so many bytes is worth waiting for; smaller ones are made anew while a branch still uses the others.
+constexpr std::size_t kWorthAWait = std::size_t{16} << 20;
+
+/// True if a block of `held` bytes may stand in for one of `bytes`: it wastes at most an eighth.
+bool fits(std::size_t held, std::size_t bytes) { return held >= bytes && held - bytes <= bytes / 8; }
 
 }  // namespace
 
@@ -29,8 +35,16 @@ Storage* MemoryCache::take(std::size_t bytes) {
   require<OutOfMemoryError>(bytes <= SIZE_MAX / 4, "allocation of {} bytes: more than the address space", bytes);
   const std::size_t rounded = std::max<std::size_t>((bytes + kGranule - 1) / kGranule, 1) * kGranule;
   const std::lock_guard lock(mutex_);
-  Storage* storage = take_cached(rounded);
-  if (!storage) storage = take_new(rounded, bytes);
+  if (arena_ && suspensions_ == 0) {
+    Storage* storage = take_from_arena(rounded);
+    return storage ? storage : take_new(rounded, bytes);
+  }
+  Storage* storage = take_cached(bins_, rounded);
+  if (storage) {
+    use_.cached -= static_cast<std::int64_t>(storage->bytes);
+  } else {
+    storage = take_new(rounded, bytes);
+  }
   use_.in_use += static_cast<std::int64_t>(storage->bytes);
   use_.peak_in_use = std::max(use_.peak_in_use, use_.in_use);
   return storage;
@@ -54,11 +68,17 @@ void MemoryCache::give_back(Storage* storage) {
     storage->next = std::exchange(descriptors_, storage);
     return;
   }
+  if (branches_ && branches_->is_beside()) storage->branch_use = branches_->last_use();
+  if (storage->arena) return put(storage->arena->bins_, storage);
   const auto bytes = static_cast<std::int64_t>(storage->bytes);
   use_.in_use -= bytes;
   use_.cached += bytes;
-  auto bin = std::ranges::lower_bound(bins_, storage->bytes, {}, &Bin::bytes);
-  if (bin == bins_.end() || bin->bytes != storage->bytes) bin = bins_.insert(bin, Bin{storage->bytes, nullptr});
+  put(bins_, storage);
+}
+
+void MemoryCache::put(std::vector<MemoryBin>& bins, Storage* storage) {
+  auto bin = std::ranges::lower_bound(bins, storage->bytes, {}, &MemoryBin::bytes);
+  if (bin == bins.end() || bin->bytes != storage->bytes) bin = bins.insert(bin, MemoryBin{storage->bytes, nullptr});
   storage->next = std::exchange(bin->head, storage);
 }
 
@@ -72,17 +92,63 @@ MemoryUse MemoryCache::use() const {
   return use_;
 }
 
-Storage* MemoryCache::take_cached(std::size_t bytes) {
-  // The smallest free block that fits, unless it wastes more than an eighth.
-  for (auto bin = std::ranges::lower_bound(bins_, bytes, {}, &Bin::bytes);
-       bin != bins_.end() && bin->bytes - bytes <= bytes / 8; ++bin) {
+void MemoryCache::use_arena(Arena* arena, Branches* branches) {
+  const std::lock_guard lock(mutex_);
+  arena_ = arena;
+  branches_ = branches;
+}
+
+void MemoryCache::suspend_arena() {
+  const std::lock_guard lock(mutex_);
+  ++suspensions_;
+}
+
+void MemoryCache::resume_arena() {
+  const std::lock_guard lock(mutex_);
+  --suspensions_;
+}
+
+void MemoryCache::dissolve(Arena& arena) {
+  const std::lock_guard lock(mutex_);
+  for (Storage* storage : arena.blocks_) storage->arena = nullptr;
+  for (MemoryBin& bin : arena.bins_) {
+    while (Storage* storage = bin.head) {
+      bin.head = storage->next;
+      use_.in_use -= static_cast<std::int64_t>(storage->bytes);
+      use_.cached += static_cast<std::int64_t>(storage->bytes);
+      put(bins_, storage);
+    }
+  }
+  arena.blocks_.clear();
+  arena.bins_.clear();
+  arena.bytes_ = 0;
+}
+
+Storage* MemoryCache::take_cached(std::vector<MemoryBin>& bins, std::size_t bytes) {
+  for (auto bin = std::ranges::lower_bound(bins, bytes, {}, &MemoryBin::bytes);
+       bin != bins.end() && fits(bin->bytes, bytes); ++bin) {
     if (Storage* storage = bin->head) {
       bin->head = storage->next;
-      use_.cached -= static_cast<std::int64_t>(storage->bytes);
       return storage;
     }
   }
   return nullptr;
+}
+
+Storage* MemoryCache::take_from_arena(std::size_t bytes) {
+  std::vector<MemoryBin>& bins = arena_->bins_;
+  if (!branches_ || branches_->is_beside()) return take_cached(bins, bytes);
+  Storage** busy = nullptr;
+  for (auto bin = std::ranges::lower_bound(bins, bytes, {}, &MemoryBin::bytes);
+       bin != bins.end() && fits(bin->bytes, bytes); ++bin) {
+    for (Storage** link = &bin->head; *link; link = &(*link)->next) {
+      if (!branches_->is_busy(**link)) return std::exchange(*link, (*link)->next);
+      if (!busy || (*link)->branch_use < (*busy)->branch_use) busy = link;
+    }
+  }
+  if (!busy || bytes < kWorthAWait) return nullptr;
+  branches_->join(**busy);
+  return std::exchange(*busy, (*busy)->next);
 }
 
 Storage* MemoryCache::take_new(std::size_t rounded, std::size_t asked) {
@@ -102,7 +168,15 @@ Storage* MemoryCache::take_new(std::size_t rounded, std::size_t asked) {
   }
   storage->bytes = rounded;
   storage->borrowed = false;
+  storage->branch_use = 0;
+  storage->arena = suspensions_ == 0 ? arena_ : nullptr;
   ++use_.system_allocations;
+  if (storage->arena) {
+    arena_->blocks_.push_back(storage.get());
+    arena_->bytes_ += static_cast<std::int64_t>(rounded);
+    use_.in_use += static_cast<std::int64_t>(rounded);
+    use_.peak_in_use = std::max(use_.peak_in_use, use_.in_use);
+  }
   return storage.release();
 }
 
@@ -112,7 +186,7 @@ Storage* MemoryCache::take_descriptor() {
 }
 
 void MemoryCache::trim_locked() {
-  for (Bin& bin : bins_) {
+  for (MemoryBin& bin : bins_) {
     while (Storage* storage = bin.head) {
       bin.head = storage->next;
       backend_->release(storage->data);

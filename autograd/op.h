@@ -153,6 +153,8 @@ class Backward {
   bool absorbed() const;
   /// True if the gradient of input `index` is wanted and was not made already (a bias gradient by the consumer).
   bool needs(int index) const;
+  /// True if input `index` is a parameter: its gradient is read by no other rule.
+  bool is_parameter(int index) const;
   /// True if `alias` may be used for this input: nothing was contributed yet and the destination is not fixed.
   bool may_alias(int index) const;
   /// Destination of an input's gradient. At most once an input, and to be followed by written(). Two requests may be

@@ -4,6 +4,7 @@
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/parameter_store.h>
+#include <fusegrad/autograd/step_run.h>
 
 namespace fusegrad {
 
@@ -108,7 +109,12 @@ Tensor Parameter::gradient() const {
 }
 
 bool Parameter::has_gradient() const { return slot_of(*this).gradient_valid; }
-void Parameter::clear_gradient() const { slot_of(*this).gradient_valid = false; }
+
+void Parameter::clear_gradient() const {
+  ParameterSlot& slot = slot_of(*this);
+  if (detail::StepRun* run = store_->context().state().step_run()) run->touches(store_);
+  slot.gradient_valid = false;
+}
 
 void Parameter::assign(const Tensor& values) const {
   ParameterSlot& slot = laid_out_slot(*this);
@@ -162,6 +168,7 @@ std::int64_t ParameterSet::value_count() const {
 }
 
 void ParameterSet::clear_gradients() const {
+  if (detail::StepRun* run = store_->context().state().step_run()) run->touches(store_);
   for (ParameterSlot& slot : store_->slots()) slot.gradient_valid = false;
 }
 

@@ -64,6 +64,7 @@ class Parameter {
   Parameter(std::shared_ptr<detail::ParameterStore> store, std::size_t index)
       : store_(std::move(store)), index_(index) {}
   detail::ParameterStore& store() const { return *store_; }
+  const std::shared_ptr<detail::ParameterStore>& shared_store() const { return store_; }
   std::size_t index() const { return index_; }
 
  private:

@@ -18,6 +18,7 @@ struct ParameterSlot {
   bool frozen = false;
   bool gradient_valid = false;
   double gradient_scale = 1;  ///< loss scale under which a valid gradient was made
+  std::int64_t ready = 0;     ///< point of the context's branches from which it can be stepped; 0: none
   Initializer initializer;    ///< empty once the store is laid out
   // Views of the flat buffers, each with a version of its own; set when the store is laid out.
   Tensor value;

@@ -7,15 +7,18 @@
 //
 // Buffers: a gradient that no one else holds is added to in place (d is c); one that is shared, because it was aliased,
 // handed in as the seed or read by the user, is never written: the next contribution reads it as c and writes
-// elsewhere. Sharing is what the reference count says, so nothing has to be tracked.
+// elsewhere. Sharing is what the reference count says, so nothing has to be tracked; and a gradient that work beside
+// the main line still reads counts as shared.
 #include <algorithm>
 #include <cmath>
 
+#include <fusegrad/autograd/branches.h>
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/dtype_visit.h>
 #include <fusegrad/autograd/narrow.h>
 #include <fusegrad/autograd/parameter_store.h>
+#include <fusegrad/autograd/step_run.h>
 #include <fusegrad/autograd/tape_state.h>
 
 namespace fusegrad {
@@ -38,6 +41,24 @@ bool changed_since_forward(const Node& node) {
   return std::ranges::any_of(node.rule->saved(),
                              [](const Saved& saved) { return saved.tensor.version() != saved.version; });
 }
+
+/// Tells the branches, where there are any, that the main line is the sweep's while this lives.
+class SweepTurn {
+ public:
+  SweepTurn(Branches* branches, const std::optional<Tensor>& seed) : branches_(branches) {
+    if (!branches_) return;
+    branches_->begin_sweep();
+    if (seed && branches_->is_busy(*storage_of(*seed))) branches_->join(*storage_of(*seed));
+  }
+  ~SweepTurn() {
+    if (branches_) branches_->end_sweep();
+  }
+  SweepTurn(const SweepTurn&) = delete;
+  SweepTurn& operator=(const SweepTurn&) = delete;
+
+ private:
+  Branches* branches_;
+};
 
 }  // namespace
 
@@ -71,7 +92,8 @@ void TapeState::backward(const Var& root, const std::optional<Tensor>& seed, con
   slots.resize(nodes.size());
   count_edges(index);
   check_saved(options.loss_scale);
-  const Tensor first = seed ? readable(*seed) : Tensor::full(*context, root.shape(), root.dtype(), options.loss_scale);
+  const SweepTurn turn(context->state().branches(), seed);
+  const Tensor first = seed ? readable(*seed) : initial_gradient(root, options.loss_scale);
 
   // Everything that can be wrong with the call has been checked: from here on the tape changes.
   loss_scale_ = options.loss_scale;
@@ -86,13 +108,19 @@ void TapeState::backward(const Var& root, const std::optional<Tensor>& seed, con
   slots[index].gradient = first;
   try {
     sweep(options.keep);
-    if (seed) detach_from(*seed);
+    detach_from(seed ? *seed : first);
   } catch (...) {
     abandon();
     throw;
   }
   sweeping = false;
   spent = !options.keep;
+}
+
+Tensor TapeState::initial_gradient(const Var& root, double loss_scale) const {
+  // A hook might write to what it is given.
+  if (!hooks.empty()) return Tensor::full(*context, root.shape(), root.dtype(), loss_scale);
+  return context->state().constant(root.dtype(), loss_scale).reshape(root.shape());
 }
 
 Tensor TapeState::readable(const Tensor& seed) const {
@@ -137,9 +165,16 @@ void TapeState::check_saved(double loss_scale) const {
 }
 
 void TapeState::sweep(bool keep) {
+  Branches* const branches = context->state().branches();
+  std::int64_t point = 0;  // what the last rule left behind
   for (auto index = static_cast<std::uint32_t>(nodes.size()); index-- > 0;) {
     Node& node = nodes[index];
     if (slots[index].reached) visit(index);
+    if (node.rule) point = 0;
+    if (branches && node.kind == NodeKind::parameter) {
+      if (point == 0) point = branches->mark();
+      slot_of(node).ready = point;
+    }
     if (node.rule && !keep) {
       node.rule->~Rule();
       node.rule = nullptr;
@@ -148,7 +183,7 @@ void TapeState::sweep(bool keep) {
 }
 
 void TapeState::detach_from(const Tensor& seed) {
-  // The caller may write to the seed's memory, or free it, once backward returns.
+  // The caller may write to the seed's memory, or free it, once backward returns; and nobody may write to a constant.
   for (std::size_t index = 0; index < nodes.size(); ++index) {
     Tensor& gradient = slots[index].gradient;
     if (gradient.defined() && gradient.shares_memory_with(seed)) gradient = gradient.clone();
@@ -163,6 +198,7 @@ ParameterSlot& TapeState::slot_of(const Node& node) const {
 void TapeState::visit(std::uint32_t index) {
   const Node& node = nodes[index];
   if (node.hooked) {
+    if (Branches* branches = context->state().branches()) branches->join_all();
     const Tensor gradient =
         node.kind == NodeKind::parameter ? parameters[node.parameter].parameter.gradient() : slots[index].gradient;
     for (std::size_t i = 0; i < hooks.size(); ++i) {
@@ -191,12 +227,15 @@ bool TapeState::needs(std::uint32_t node, int input) const {
 
 TapeState::Destination TapeState::destination(std::uint32_t index) {
   const Node& node = nodes[index];
+  Branches* const branches = context->state().branches();
+  const auto is_busy = [&](const Tensor& tensor) { return branches && branches->is_busy(*storage_of(tensor)); };
   if (node.kind == NodeKind::parameter) {
     const ParameterSlot& slot = slot_of(node);
+    if (is_busy(slot.gradient) && !branches->is_beside()) branches->join(*storage_of(slot.gradient));
     return {slot.gradient, slot.gradient_valid ? slot.gradient : Tensor()};
   }
   const Tensor& current = slots[index].gradient;
-  if (current.unique()) return {current, current};
+  if (current.unique() && !is_busy(current)) return {current, current};
   return {Tensor::empty(*context, node.shape, node.dtype), current};
 }
 
@@ -208,6 +247,7 @@ void TapeState::contribute(std::uint32_t index, const Tensor& gradient) {
     return;
   }
   ParameterSlot& slot = slot_of(node);
+  if (StepRun* run = context->state().step_run()) run->touches(parameters[node.parameter].parameter.shared_store());
   slot.gradient_valid = true;
   slot.gradient_scale = loss_scale_;
 }
@@ -268,6 +308,10 @@ void TapeState::written(std::uint32_t node, int input, const GradientAnswer& ans
   open = {.answered = true};
 }
 
+bool TapeState::is_parameter(std::uint32_t node, int input) const {
+  return nodes[inputs_of(nodes[node])[static_cast<std::size_t>(input)]].kind == NodeKind::parameter;
+}
+
 bool TapeState::may_alias(std::uint32_t node, int input) const {
   const std::uint32_t producer = inputs_of(nodes[node])[static_cast<std::size_t>(input)];
   return nodes[producer].kind != NodeKind::parameter && !slots[producer].gradient.defined();
@@ -301,6 +345,7 @@ Fusion Backward::fusion() const { return state_.fusion; }
 const Tensor& Backward::dy() const { return state_.slots[node_].gradient; }
 bool Backward::absorbed() const { return state_.slots[node_].absorbed; }
 bool Backward::needs(int index) const { return state_.needs(node_, index); }
+bool Backward::is_parameter(int index) const { return state_.is_parameter(node_, index); }
 bool Backward::may_alias(int index) const { return state_.may_alias(node_, index); }
 GradientRequest Backward::request(int index, Absorb absorb) { return state_.request(node_, index, absorb); }
 void Backward::written(int index, const GradientAnswer& answer) { state_.written(node_, index, answer); }

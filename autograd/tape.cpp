@@ -4,6 +4,7 @@
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/parameter_store.h>
+#include <fusegrad/autograd/step_run.h>
 #include <fusegrad/autograd/tape_state.h>
 
 namespace fusegrad {
@@ -82,6 +83,7 @@ Var TapeState::add_leaf(NodeKind kind, std::string_view op, const Tensor& value,
   node.kind = kind;
   node.needs_gradient = needs_gradient && mode == Mode::training;
   node.kept = true;
+  if (StepRun* run = context->state().step_run(); run && kind != NodeKind::parameter) run->keeps(value);
   return add(node, {}, value);
 }
 
@@ -112,6 +114,7 @@ Var TapeState::add_parameter(const Parameter& parameter) {
       return Var(shared_from_this(), leaf.node, generation, value);
     }
   }
+  if (StepRun* run = context->state().step_run()) run->keeps(value);
   parameters.push_back({parameter, static_cast<std::uint32_t>(nodes.size())});
   try {
     Var leaf = add_leaf(NodeKind::parameter, "parameter", value, wanted);

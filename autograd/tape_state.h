@@ -94,6 +94,7 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
   void backward(const Var& root, const std::optional<Tensor>& seed, const BackwardOptions& options);
   GradientRequest request(std::uint32_t node, int input, Absorb absorb);
   void written(std::uint32_t node, int input, const GradientAnswer& answer);
+  bool is_parameter(std::uint32_t node, int input) const;
   bool may_alias(std::uint32_t node, int input) const;
   void alias(std::uint32_t node, int input, const Tensor& gradient);
   bool needs(std::uint32_t node, int input) const;
@@ -127,6 +128,7 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
     Tensor d;
     Tensor c;
   };
+  Tensor initial_gradient(const Var& root, double loss_scale) const;
   Tensor readable(const Tensor& seed) const;
   void count_edges(std::uint32_t root);
   void check_saved(double loss_scale) const;

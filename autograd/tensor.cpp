@@ -5,6 +5,7 @@
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/dtype_visit.h>
 #include <fusegrad/autograd/narrow.h>
+#include <fusegrad/autograd/step_run.h>
 #include <fusegrad/autograd/tensor.h>
 
 namespace fusegrad {
@@ -32,6 +33,8 @@ Tensor carve(const Tensor& flat, std::int64_t offset, const Shape& shape) {
   return Tensor(std::move(part), shape, flat.dtype(), 0);
 }
 
+Storage* storage_of(const Tensor& tensor) { return tensor.storage_.get(); }
+
 }  // namespace detail
 
 Tensor Tensor::empty(const Context& context, const Shape& shape, Dtype dtype) {
@@ -39,6 +42,7 @@ Tensor Tensor::empty(const Context& context, const Shape& shape, Dtype dtype) {
   require<ShapeError>(!__builtin_mul_overflow(shape.size(), static_cast<std::int64_t>(size_of(dtype)), &bytes),
                       "tensor: the bytes of a {} tensor of shape {} do not fit 64 bits", name_of(dtype),
                       shape.to_string());
+  context.state().check_usable();
   auto storage = context.state().memory().allocate(static_cast<std::size_t>(bytes), context.shared_state());
   return Tensor(std::move(storage), shape, dtype, 0);
 }
@@ -95,14 +99,17 @@ void Tensor::copy_from(const Tensor& source) {
   require<DtypeError>(dtype_ == source.dtype_, "tensor: copy_from needs {}, got {}", name_of(dtype_),
                       name_of(source.dtype_));
   const auto count = static_cast<std::size_t>(bytes());
+  storage_->context->check_usable();
   detail::Backend& backend = storage_->context->backend();
   if (storage_->context == source.storage_->context) {
     backend.copy_within(mutable_raw(), source.raw(), count);
   } else if (source.device().type == DeviceType::cpu) {
+    storage_->context->check_host_copy("values were copied from the host");
     backend.copy_from_host(mutable_raw(), source.raw(), count);
   } else {
     std::vector<std::byte> host(count);
     source.copy_raw_to(host.data());
+    storage_->context->check_host_copy("values were copied from another context");
     backend.copy_from_host(mutable_raw(), host.data(), count);
   }
 }
@@ -151,6 +158,7 @@ const void* Tensor::raw() const {
 void* Tensor::mutable_raw() {
   check_defined();
   storage_->version.fetch_add(1, std::memory_order_relaxed);
+  if (detail::StepRun* run = storage_->context->step_run()) run->writes(storage_);
   return static_cast<std::byte*>(storage_->data) + byte_offset_;
 }
 
@@ -171,6 +179,8 @@ void Tensor::check_host_access(Dtype wanted) const {
 }
 
 void Tensor::copy_raw_to(void* host) const {
+  storage_->context->check_usable();
+  storage_->context->check_host_copy("a tensor was read");
   storage_->context->backend().copy_to_host(host, raw(), static_cast<std::size_t>(bytes()));
 }
 
@@ -178,6 +188,8 @@ void Tensor::copy_raw_from(const void* host, std::int64_t count, Dtype dtype) {
   check_defined();
   require<DtypeError>(dtype == dtype_, "tensor: the dtype is {}, not {}", name_of(dtype_), name_of(dtype));
   require<ShapeError>(count == size(), "tensor: shape {} needs {} values, got {}", shape_.to_string(), size(), count);
+  storage_->context->check_usable();
+  storage_->context->check_host_copy("values were copied from the host");
   storage_->context->backend().copy_from_host(mutable_raw(), host, static_cast<std::size_t>(bytes()));
 }
 

@@ -21,6 +21,7 @@ class Tensor;
 namespace detail {
 struct Storage;
 Tensor carve(const Tensor& flat, std::int64_t offset, const Shape& shape);
+Storage* storage_of(const Tensor& tensor);
 void retain(Storage* storage) noexcept;
 void release(Storage* storage) noexcept;
 
@@ -152,6 +153,7 @@ class Tensor {
 
  private:
   friend Tensor detail::carve(const Tensor& flat, std::int64_t offset, const Shape& shape);
+  friend detail::Storage* detail::storage_of(const Tensor& tensor);
   Tensor(detail::StoragePtr storage, const Shape& shape, Dtype dtype, std::int64_t byte_offset)
       : storage_(std::move(storage)), shape_(shape), byte_offset_(byte_offset), dtype_(dtype) {}
   void check_defined() const;

@@ -8,6 +8,9 @@
 //
 // The unfused definition (Fusion::off, and under a branch log): the product in fp32 (fp64 for f64), then separate
 // kernels for bias and activation, activation gradient, column sum and accumulation.
+#include <optional>
+
+#include <fusegrad/autograd/branches.h>
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/ops/activation_gradient.h>
 #include <fusegrad/ops/arithmetic_kernels.h>
@@ -62,8 +65,9 @@ class LinearRule final : public Rule {
     const bool pass = activation_gradient() && !sweep.absorbed();
     if (pass) sweep.note("activation gradient in a pass of its own");
     const Tensor dz = pass ? activation_pass(sweep) : sweep.dy();
-    if (sweep.needs(kX)) input_gradient(sweep, dz);
+    // The weight gradient first: what follows from dx need not wait for it where it may run beside.
     if (sweep.needs(kW)) weight_gradient(sweep, dz);
+    if (sweep.needs(kX)) input_gradient(sweep, dz);
     if (has_bias_ && sweep.needs(kB)) bias_gradient(sweep, dz);
   }
 
@@ -112,7 +116,12 @@ class LinearRule final : public Rule {
   }
 
   void weight_gradient(Backward& sweep, const Tensor& dz) const {
+    std::optional<detail::Beside> beside;
+    if (sweep.needs(kX) && sweep.is_parameter(kW) && (!has_bias_ || sweep.is_parameter(kB))) {
+      beside.emplace(sweep.context(), std::initializer_list<const Tensor*>{&dz, &x_});
+    }
     GradientRequest request = sweep.request(kW);
+    if (beside) beside->uses(request.d);
     if (sweep.fusion() == Fusion::off) {
       unfused_product(sweep.context(), {.a = matrix_of(dz), .transpose_a = Transpose::yes, .b = matrix_of(x_)},
                       request);
@@ -122,7 +131,10 @@ class LinearRule final : public Rule {
     kernels::LinearWeightGradient args{
         .dz = matrix_of(dz), .x = matrix_of(x_), .c = matrix_of(request.c), .dw = mutable_matrix_of(request.d)};
     const bool with_bias = has_bias_ && sweep.needs(kB);
-    if (with_bias) take_bias(sweep, args);
+    if (with_bias) {
+      const Tensor bias = take_bias(sweep, args);
+      if (beside) beside->uses(bias);
+    }
     ++counters_of(sweep.context()).products;
     const kernels::FusedResult result = dispatch(
         sweep.context(), [&](const auto& execution) { return kernels::linear_weight_gradient(execution, args); });
@@ -143,12 +155,13 @@ class LinearRule final : public Rule {
     sweep.written(kB);
   }
 
-  /// Has the kernel sum the bias gradient on its way.
+  /// Has the kernel sum the bias gradient on its way. Returns where it goes.
   template <class Args>
-  static void take_bias(Backward& sweep, Args& args) {
+  static Tensor take_bias(Backward& sweep, Args& args) {
     GradientRequest request = sweep.request(kB);
     args.bias = mutable_vector_of(request.d);
     args.bias_c = vector_of(request.c);
+    return request.d;
   }
 
   Tensor x_;

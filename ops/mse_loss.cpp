@@ -1,4 +1,5 @@
 // y = (prediction - target)^2, reduced. Backward: d = 2 (prediction - target) dy / divisor + c.
+#include <fusegrad/autograd/branches.h>
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/op.h>
 #include <fusegrad/ops/dispatch.h>
@@ -56,7 +57,11 @@ Var mse_loss(const Var& prediction, const Tensor& target, const MseLossOptions& 
                                      .target = vector_of(target),
                                      .reduction = options.reduction,
                                      .y = mutable_vector_of(y)};
-  dispatch(op.context(), [&](const auto& execution) { kernels::mse_loss_forward(execution, args); });
+  {
+    // Backward needs none of it, so that it can start at once.
+    const detail::Beside beside(op.context(), {&op.input(0), &target, &y});
+    dispatch(op.context(), [&](const auto& execution) { kernels::mse_loss_forward(execution, args); });
+  }
   return op.finish<MseLossRule>(y, op.input(0), target, options.reduction);
 }
 

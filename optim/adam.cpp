@@ -1,4 +1,5 @@
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include <fusegrad/ops/dispatch.h>
@@ -71,6 +72,7 @@ class AdamRule final : public UpdateRule {
     }
     const kernels::AdamStep args{.parameters = pass.parameters,
                                  .scalars = scalars_,
+                                 .device_scalars = static_cast<const kernels::AdamScalars*>(pass.device_scalars),
                                  .m = pass.moments[0],
                                  .v = pass.moments[1],
                                  .beta1 = constants_.beta1,
@@ -78,6 +80,19 @@ class AdamRule final : public UpdateRule {
                                  .epsilon = constants_.epsilon,
                                  .coupled_decay = coupled ? constants_.weight_decay : 0};
     dispatch(pass.context, [&](const auto& execution) { kernels::adam_step(execution, args); });
+  }
+
+  std::size_t scalar_bytes() const override { return sizeof(kernels::AdamScalars); }
+
+  void advance(const Context& context, const kernels::DeviceProgress& progress, void* scalars) const override {
+    const kernels::AdvanceAdam args{.progress = progress,
+                                    .beta1 = constants_.beta1,
+                                    .beta2 = constants_.beta2,
+                                    .decoupled_decay = decay_ == WeightDecay::coupled ? 0 : constants_.weight_decay,
+                                    .scalars = static_cast<kernels::AdamScalars*>(scalars)};
+    dispatch(context, [&](const auto& execution) {
+      if constexpr (std::is_same_v<decltype(execution), const CudaExecution&>) kernels::advance_adam(execution, args);
+    });
   }
 
  private:

@@ -1,14 +1,18 @@
 #include <algorithm>
+#include <optional>
 #include <utility>
 
+#include <fusegrad/autograd/branches.h>
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/memory.h>
 #include <fusegrad/autograd/parameter_store.h>
 #include <fusegrad/ops/dispatch.h>
+#include <fusegrad/optim/device_progress.h>
 #include <fusegrad/optim/update_rule.h>
 
 namespace fusegrad {
 
+using detail::Branches;
 using detail::carve;
 using detail::check_not_negative;
 using detail::OptimizerOptions;
@@ -73,10 +77,14 @@ class Optimizer::Impl {
       : parameters_(parameters), rule_(std::move(rule)), skip_nonfinite_(skip_nonfinite) {
     set_learning_rate(learning_rate);
     store().lay_out();
+    if (context().device().type == DeviceType::cuda) {
+      progress_.emplace(context(), parameters_.size(), rule_->scalar_bytes(), learning_rate);
+    }
     const std::size_t count = parameters_.size();
     moments_ = make_moments(store(), rule_->moment_count());
     steps_.resize(count);
     active_.reserve(count);
+    groups_.reserve(count);
     slots_.reserve(count);
     next_steps_.reserve(count);
     gradient_factors_.reserve(count);
@@ -89,7 +97,13 @@ class Optimizer::Impl {
     const bool scaled = collect();
     report.stepped = static_cast<std::int64_t>(active_.size());
     report.skipped = static_cast<std::int64_t>(parameters_.size() - active_.size());
-    const std::int64_t bad = skip_nonfinite_.value_or(scaled) ? first_nonfinite() : -1;
+    const bool guarded = skip_nonfinite_.value_or(scaled);
+    require<StateError>(
+        !guarded || !context().state().step_run() || !progress_,
+        "{}: a captured step cannot look for gradients that are not finite, because the host would wait "
+        "for the answer; set skip_nonfinite to false",
+        rule_->kind());
+    const std::int64_t bad = guarded ? first_nonfinite() : -1;
     if (bad >= 0) {
       report = {.applied = false,
                 .skipped = static_cast<std::int64_t>(parameters_.size()),
@@ -105,23 +119,32 @@ class Optimizer::Impl {
   double learning_rate() const { return learning_rate_; }
   void set_learning_rate(double learning_rate) {
     check_not_negative(rule_->kind(), kLearningRate, learning_rate);
+    if (progress_) {
+      require<StateError>(
+          !context().state().step_run(),
+          "{}: the learning rate was set inside a step function; a graph would set it to the same value "
+          "each time: set it between the calls",
+          rule_->kind());
+      if (learning_rate != learning_rate_) progress_->set_learning_rate(learning_rate);
+    }
     learning_rate_ = learning_rate;
   }
 
   std::int64_t steps(const Parameter& parameter) const {
     require<ValueError>(parameter.defined() && &parameter.store() == &store(),
                         "{}: the parameter is not of this optimizer's set", rule_->kind());
-    return steps_[parameter.index()];
+    return all_steps()[parameter.index()];
   }
 
   OptimizerState state() const {
     OptimizerState state{.kind = std::string(rule_->kind()), .options = rule_->options()};
     state.options.emplace(kLearningRate, learning_rate_);
+    const std::vector<std::int64_t> steps = all_steps();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const ParameterSlot& slot = store().slot(i);
       OptimizerState::Slot& out = state.parameters.emplace_back();
       out.name = slot.name;
-      out.steps = steps_[i];
+      out.steps = steps[i];
       for (const Tensor& moment : moments_) out.moments.push_back(carve(moment, slot.offset, slot.shape).clone());
     }
     return state;
@@ -156,15 +179,31 @@ class Optimizer::Impl {
     }
     rule->reserve(slots.size());
     views_.reserve(moments.size());
+    std::optional<detail::DeviceProgress> progress;
+    if (progress_) {
+      progress.emplace(context(), slots.size(), rule->scalar_bytes(), learning_rate);
+      progress->set_steps(steps);
+    }
 
     rule_ = std::move(rule);
     moments_ = std::move(moments);
     steps_ = std::move(steps);
+    if (progress) progress_ = std::move(progress);
     learning_rate_ = learning_rate;
   }
 
  private:
+  /// Consecutive entries of active_ that are stepped together.
+  struct Group {
+    std::size_t begin;
+    std::size_t end;
+    std::int64_t ready;  ///< point of the context's branches; 0: now
+    double gradient_factor;
+  };
+
   ParameterStore& store() const { return parameters_.store(); }
+  const Context& context() const { return parameters_.context(); }
+  std::vector<std::int64_t> all_steps() const { return progress_ ? progress_->steps() : steps_; }
 
   /// Lists the parameters to step. True if any gradient carries a loss scale other than 1.
   bool collect() {
@@ -194,26 +233,91 @@ class Optimizer::Impl {
   }
 
   void update() {
-    const bool rounds = is_rounded(parameters_.dtype());
     // The kernels write to the flat buffers, but what tapes have saved, and compare the version of, are the slots.
     for (const std::size_t i : active_) {
       ParameterSlot& slot = store().slot(i);
       slot.master.mutable_raw();
-      if (rounds) slot.value.mutable_raw();
+      if (is_rounded(parameters_.dtype())) slot.value.mutable_raw();
     }
     views_.clear();
     for (Tensor& moment : moments_) views_.push_back(mutable_vector_of(moment));
-    rule_->run({.context = parameters_.context(),
-                .parameters = {.slots = slots_,
-                               .gradients = vector_of(store().gradients()),
-                               .masters = mutable_vector_of(store().masters()),
-                               .values = rounds ? mutable_vector_of(store().values()) : Vector{}},
+    if (progress_) {
+      update_on_device();
+      return;
+    }
+    rule_->run({.context = context(),
+                .parameters = flat(slots_),
+                .moments = views_,
                 .steps = next_steps_,
                 .gradient_factors = gradient_factors_,
-                .moments = views_,
                 .learning_rate = learning_rate_});
     for (std::size_t k = 0; k < active_.size(); ++k) steps_[active_[k]] = next_steps_[k];
   }
+
+  /// The same with counts and scalars in the GPU's memory; on a branch of their own where there are branches.
+  void update_on_device() {
+    Branches* const branches = context().state().branches();
+    group(branches);
+    // The counts must not run ahead of labels that are found to be wrong in forward.
+    const std::int64_t begin = branches ? branches->sweep_begin() : 0;
+    const std::int64_t now = branches ? branches->mark() : 0;
+    std::optional<Turn> turn;
+    if (branches) turn.emplace(*branches, begin != 0 ? begin : now);
+    double factor = 1;
+    for (const Group& group : groups_) {
+      if (group.gradient_factor != factor) progress_->set_gradient_factor(factor = group.gradient_factor);
+      const std::size_t first = active_[group.begin];
+      rule_->advance(context(), progress_->view(first, group.end - group.begin), progress_->scalars(first));
+    }
+    if (factor != 1) progress_->set_gradient_factor(1);
+    for (const Group& group : groups_) {
+      if (branches) branches->wait_in_update(group.ready != 0 ? group.ready : now);
+      rule_->run({.context = context(),
+                  .parameters = flat(std::span(slots_).subspan(group.begin, group.end - group.begin)),
+                  .moments = views_,
+                  .device_scalars = progress_->scalars(active_[group.begin])});
+    }
+  }
+
+  /// Cuts the active parameters into groups: neighbours in the set that can be stepped at the same time; those first
+  /// that are ready first.
+  void group(const Branches* branches) {
+    groups_.clear();
+    for (std::size_t k = 0; k < active_.size(); ++k) {
+      const ParameterSlot& slot = store().slot(active_[k]);
+      const std::int64_t ready = branches && branches->is_valid(slot.ready) ? slot.ready : 0;
+      const double factor = gradient_factors_[k];
+      if (!groups_.empty() && active_[k] == active_[k - 1] + 1 && groups_.back().ready == ready &&
+          groups_.back().gradient_factor == factor) {
+        groups_.back().end = k + 1;
+      } else {
+        groups_.push_back({k, k + 1, ready, factor});
+      }
+    }
+    const auto order = [](const Group& group) {
+      return std::pair(group.ready != 0 ? group.ready : INT64_MAX, group.begin);
+    };
+    std::ranges::sort(groups_, {}, order);
+  }
+
+  kernels::FlatParameters flat(std::span<const kernels::FlatSlot> slots) {
+    return {.slots = slots,
+            .gradients = vector_of(store().gradients()),
+            .masters = mutable_vector_of(store().masters()),
+            .values = is_rounded(parameters_.dtype()) ? mutable_vector_of(store().values()) : Vector{}};
+  }
+
+  /// Work goes to the optimizers' branch while this lives.
+  class Turn {
+   public:
+    Turn(Branches& branches, std::int64_t point) : branches_(branches) { branches_.begin_update(point); }
+    ~Turn() { branches_.end_update(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Branches& branches_;
+  };
 
   static bool is_rounded(Dtype dtype) { return dtype != accumulation_dtype(dtype); }
 
@@ -222,10 +326,12 @@ class Optimizer::Impl {
   std::optional<bool> skip_nonfinite_;
   double learning_rate_ = 0;
   std::vector<Tensor> moments_;
-  std::vector<std::int64_t> steps_;  // one a parameter
+  std::vector<std::int64_t> steps_;                 // one a parameter; on a GPU progress_ has them
+  std::optional<detail::DeviceProgress> progress_;  // on a GPU
 
   // What the current step works on, one entry a stepped parameter; members so that a step allocates nothing.
   std::vector<std::size_t> active_;
+  std::vector<Group> groups_;
   std::vector<kernels::FlatSlot> slots_;
   std::vector<std::int64_t> next_steps_;
   std::vector<double> gradient_factors_;

@@ -1,3 +1,4 @@
+#include <type_traits>
 #include <vector>
 
 #include <fusegrad/ops/dispatch.h>
@@ -56,11 +57,24 @@ class SgdRule final : public UpdateRule {
     }
     const kernels::SgdStep args{.parameters = pass.parameters,
                                 .scalars = scalars_,
+                                .device_scalars = static_cast<const kernels::SgdScalars*>(pass.device_scalars),
                                 .kind = momentum_kind(),
                                 .velocity = pass.moments.empty() ? Vector{} : pass.moments[0],
                                 .momentum = options_.momentum,
                                 .weight_decay = options_.weight_decay};
     dispatch(pass.context, [&](const auto& execution) { kernels::sgd_step(execution, args); });
+  }
+
+  std::size_t scalar_bytes() const override { return sizeof(kernels::SgdScalars); }
+
+  void advance(const Context& context, const kernels::DeviceProgress& progress, void* scalars) const override {
+    const kernels::AdvanceSgd args{.progress = progress,
+                                   .momentum = options_.momentum,
+                                   .dampening = options_.dampening,
+                                   .scalars = static_cast<kernels::SgdScalars*>(scalars)};
+    dispatch(context, [&](const auto& execution) {
+      if constexpr (std::is_same_v<decltype(execution), const CudaExecution&>) kernels::advance_sgd(execution, args);
+    });
   }
 
  private:

@@ -19,11 +19,13 @@ using OptimizerOptions = decltype(OptimizerState::options);
 /// One step over the flat buffers.
 struct OptimizerPass {
   const Context& context;
-  kernels::FlatParameters parameters;
-  std::span<const std::int64_t> steps;       ///< one a slot: this update's number, 1 for the first
-  std::span<const double> gradient_factors;  ///< one a slot: reciprocal of the loss scale
-  std::span<const Vector> moments;           ///< flat buffers
-  double learning_rate;
+  kernels::FlatParameters parameters = {};
+  std::span<const Vector> moments = {};  ///< flat buffers
+  // Unless there are scalars in the memory of a GPU:
+  std::span<const std::int64_t> steps = {};       ///< one a slot: this update's number, 1 for the first
+  std::span<const double> gradient_factors = {};  ///< one a slot: reciprocal of the loss scale
+  double learning_rate = 0;
+  const void* device_scalars = nullptr;  ///< one a slot, as advance() has made them
 };
 
 class UpdateRule {
@@ -38,6 +40,10 @@ class UpdateRule {
   /// Makes room for the scalars of `parameters` slots, so that run() allocates nothing.
   virtual void reserve(std::size_t parameters) = 0;
   virtual void run(const OptimizerPass& pass) = 0;
+  /// Bytes of one parameter's scalars.
+  virtual std::size_t scalar_bytes() const = 0;
+  /// On a GPU: counts the steps up and makes the scalars of the next update.
+  virtual void advance(const Context& context, const kernels::DeviceProgress& progress, void* scalars) const = 0;
 };
 
 /// Errors: ValueError unless `value` is finite and >= 0.

@@ -3,6 +3,7 @@
 #include <fusegrad/autograd/cuda/device.h>
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/autograd/cuda/fault.h>
+#include <fusegrad/autograd/cuda/graph.h>
 #include <fusegrad/autograd/cuda/stopwatch.h>
 
 namespace fusegrad::detail {
@@ -11,7 +12,7 @@ namespace {
 /// The block of KernelWords.
 struct Words {
   DeviceFault fault;
-  unsigned tickets[KernelWords::kTickets] = {};
+  unsigned tickets[Branches::kLines][KernelWords::kTickets] = {};
   unsigned result = 0;
 };
 
@@ -30,7 +31,7 @@ KernelWords::~KernelWords() {
   backend_.release(block_);
 }
 
-unsigned* KernelWords::tickets() const { return static_cast<Words*>(block_)->tickets; }
+unsigned* KernelWords::tickets(int line) const { return static_cast<Words*>(block_)->tickets[line]; }
 unsigned* KernelWords::result() const { return &static_cast<Words*>(block_)->result; }
 DeviceFault* KernelWords::fault() const { return &static_cast<Words*>(block_)->fault; }
 
@@ -47,7 +48,14 @@ CudaState::~CudaState() { save_plan_cache(*this); }
 
 int CudaState::device() const { return backend_.device().index; }
 
-CUstream_st* CudaState::stream() const { return backend_.stream().get(); }
+CUstream_st* CudaState::stream() { return backend_.work_stream(); }
+
+int CudaState::line() const { return context_.branches() ? context_.branches()->line() : 0; }
+
+StepStreams& CudaState::step_streams() {
+  if (!step_streams_) step_streams_ = std::make_shared<StepStreams>(backend_);
+  return *step_streams_;
+}
 
 Stopwatch& CudaState::stopwatch() {
   if (!stopwatch_) stopwatch_ = std::make_unique<Stopwatch>();
@@ -55,6 +63,14 @@ Stopwatch& CudaState::stopwatch() {
 }
 
 bool CudaState::capturing() const { return backend_.stream().capturing(); }
+
+Aside::Aside(CudaState& state) : memory_(state.memory()) {
+  state.backend().own_stream().synchronize();
+  if (state.stepping()) state.step_streams().branches().synchronize();
+  memory_.suspend_arena();
+}
+
+Aside::~Aside() { memory_.resume_arena(); }
 
 std::shared_ptr<ContextState> make_cuda_context(const ContextSettings& settings, int device, CUstream_st* stream) {
   auto context = std::make_shared<ContextState>(std::make_unique<CudaBackend>(device, stream), settings);

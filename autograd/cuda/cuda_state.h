@@ -14,6 +14,7 @@ namespace fusegrad::detail {
 
 class CudaBackend;
 struct DeviceFault;  // fault.h
+class StepStreams;   // graph.h
 class Stopwatch;     // stopwatch.h
 class Blaslt;        // ops/cuda/blaslt.h: handle and workspace; the engine only holds it
 class PlanTable;     // ops/cuda/plan_table.h: the plans of products; the engine only holds it
@@ -39,7 +40,7 @@ class Scratch {
 /// What every kernel of a context may use, in device memory: set up once, at one address as long as the context lives.
 class KernelWords {
  public:
-  static constexpr std::size_t kTickets = 1024;
+  static constexpr std::size_t kTickets = 1024;  ///< of each line of a step (branches.h)
 
   /// Errors: OutOfMemoryError; CudaError.
   explicit KernelWords(CudaBackend& backend);
@@ -49,7 +50,7 @@ class KernelWords {
 
   /// Counters by which the blocks of a kernel find out which of them comes last. They are 0 between kernels: a kernel
   /// resets what it counted up.
-  unsigned* tickets() const;
+  unsigned* tickets(int line) const;
   /// One word for a result that the host reads before the next kernel runs.
   unsigned* result() const;
   /// Where kernels report values that only they could check.
@@ -71,13 +72,16 @@ class CudaState {
   CudaState& operator=(const CudaState&) = delete;
 
   int device() const;
-  CUstream_st* stream() const;
+  /// Where work goes that is about to be enqueued.
+  CUstream_st* stream();
   CudaBackend& backend() { return backend_; }
   MemoryCache& memory() { return context_.memory(); }
   /// At least `bytes` of scratch memory. Errors: OutOfMemoryError.
   Scratch scratch(std::size_t bytes) { return Scratch(memory(), bytes); }
 
-  unsigned* tickets() const { return words_.tickets(); }
+  /// Line of a step that gets work now (branches.h): what kernels of one line share, those of another must not.
+  int line() const;
+  unsigned* tickets() const { return words_.tickets(line()); }
   unsigned* result() const { return words_.result(); }
   DeviceFault* fault() const { return words_.fault(); }
   Blaslt& blaslt() { return *blaslt_; }
@@ -85,8 +89,13 @@ class CudaState {
   LinearWays& ways() { return *ways_; }
   /// For the choices of this context; made at its first use. Errors: CudaError.
   Stopwatch& stopwatch();
+  /// What steps run on; made at its first use. Errors: CudaError.
+  StepStreams& step_streams();
   /// True while a graph is being captured: nothing can be measured or verified then.
   bool capturing() const;
+  PlanPolicy plan_policy() const { return context_.plan_policy(); }
+  /// True if a Step's function runs.
+  bool stepping() const { return context_.step_run() != nullptr; }
   Counters& counters() { return context_.counters(); }
   const ContextSettings& settings() const { return context_.settings(); }
   /// Adds to Context::warnings().
@@ -100,6 +109,20 @@ class CudaState {
   std::shared_ptr<Blaslt> blaslt_;
   std::shared_ptr<PlanTable> plan_table_;
   std::shared_ptr<LinearWays> ways_;
+  std::shared_ptr<StepStreams> step_streams_;
+};
+
+/// While this lives, work is tried on the stopwatch's stream: no line of the context has any, and memory is not taken
+/// from a step's arena. Errors: CudaError.
+class Aside {
+ public:
+  explicit Aside(CudaState& state);
+  ~Aside();
+  Aside(const Aside&) = delete;
+  Aside& operator=(const Aside&) = delete;
+
+ private:
+  MemoryCache& memory_;
 };
 
 /// The state of a context on GPU `device`, on `stream` or, if that is null, a stream of its own.
@@ -111,6 +134,9 @@ std::shared_ptr<Blaslt> make_blaslt(CudaBackend& backend, const ContextSettings&
 
 /// Defined in ops/cuda/plan_table.cpp. `backend` and `blaslt` outlive the result.
 std::shared_ptr<PlanTable> make_plan_table(CudaBackend& backend, Blaslt& blaslt, const ContextSettings& settings);
+
+/// Defined in ops/cuda/blaslt.cpp: bytes that it holds as workspaces.
+std::int64_t workspace_bytes(const Blaslt& blaslt);
 
 /// Defined in ops/cuda/linear_ways.cpp.
 std::shared_ptr<LinearWays> make_linear_ways();

@@ -1,6 +1,7 @@
 #include <cstring>
 #include <functional>
 
+#include <fusegrad/autograd/branches.h>
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/cuda/check.h>
 #include <fusegrad/autograd/cuda/cuda_uploads.h>
@@ -26,6 +27,7 @@ CudaBackend::CudaBackend(int device, CUstream_st* stream) : device_(device) {
   const DeviceScope scope(device);
   seen_ = PinnedMemory(sizeof(DeviceFault));
   stream_ = std::make_unique<Stream>(stream);
+  line_ = stream_.get();
   require<DeviceError>(stream_->device() == device, "context: the stream belongs to cuda:{}, not to cuda:{}",
                        stream_->device(), device);
   int pools = 0;
@@ -45,9 +47,17 @@ CudaBackend::~CudaBackend() {
   if (pool_) drop_cuda_error(cudaMemPoolDestroy(pool_));
 }
 
+CUstream_st* CudaBackend::work_stream() {
+  if (branches_) branches_->use_main_line();
+  return line_->get();
+}
+
 void* CudaBackend::allocate(std::size_t bytes) {
-  require<StateError>(!stream_->capturing(),
-                      "context: {} bytes were asked for while a graph is captured; run the step once before", bytes);
+  require<StateError>(
+      !stream().capturing(),
+      "step: {} bytes were asked for while the step function was captured, more than when it first ran: "
+      "it does not do the same each time",
+      bytes);
   const DeviceScope scope(device_);
   void* block = nullptr;
   const cudaError_t status =
@@ -57,6 +67,8 @@ void* CudaBackend::allocate(std::size_t bytes) {
     return nullptr;
   }
   check_cuda(status, pool_ ? "cudaMallocFromPoolAsync" : "cudaMalloc", __FILE__, __LINE__);
+  // Another line may use the block before the context's stream gets to where it came from.
+  if (pool_ && line_ != stream_.get()) stream_->synchronize();
   return block;
 }
 
@@ -67,28 +79,29 @@ void CudaBackend::release(void* block) {
 
 void CudaBackend::copy_from_host(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
-  FUSEGRAD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_->get()));
+  FUSEGRAD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, work_stream()));
   // Whether `from` may be reused when the call above returns depends on how the memory was allocated.
-  stream_->synchronize();
+  stream().synchronize();
 }
 
 void CudaBackend::copy_to_host(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
-  FUSEGRAD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_->get()));
+  FUSEGRAD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, work_stream()));
   synchronize();
 }
 
 void CudaBackend::copy_within(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0 || to == from) return;
   if (!overlap(to, from, bytes)) {
-    FUSEGRAD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_->get()));
+    FUSEGRAD_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, work_stream()));
     return;
   }
   void* const between = allocate(bytes);
   require<OutOfMemoryError>(between != nullptr, "out of memory on cuda:{}: {} bytes for a copy within one tensor",
                             device_, bytes);
-  const cudaError_t first = cudaMemcpyAsync(between, from, bytes, cudaMemcpyDeviceToDevice, stream_->get());
-  const cudaError_t second = cudaMemcpyAsync(to, between, bytes, cudaMemcpyDeviceToDevice, stream_->get());
+  CUstream_st* const stream = work_stream();
+  const cudaError_t first = cudaMemcpyAsync(between, from, bytes, cudaMemcpyDeviceToDevice, stream);
+  const cudaError_t second = cudaMemcpyAsync(to, between, bytes, cudaMemcpyDeviceToDevice, stream);
   release(between);
   check_cuda(first, "cudaMemcpyAsync(between, from, bytes, cudaMemcpyDeviceToDevice, stream)", __FILE__, __LINE__);
   check_cuda(second, "cudaMemcpyAsync(to, between, bytes, cudaMemcpyDeviceToDevice, stream)", __FILE__, __LINE__);
@@ -96,12 +109,12 @@ void CudaBackend::copy_within(void* to, const void* from, std::size_t bytes) {
 
 void CudaBackend::fill(void* block, const void* element, std::size_t element_bytes, std::size_t count) {
   const DeviceScope scope(device_);
-  fill_elements(stream_->get(), block, element, element_bytes, static_cast<std::int64_t>(count));
+  fill_elements(work_stream(), block, element, element_bytes, static_cast<std::int64_t>(count));
 }
 
 void CudaBackend::convert(void* to, Dtype to_dtype, const void* from, Dtype from_dtype, std::size_t count) {
   const DeviceScope scope(device_);
-  convert_elements(stream_->get(), to, to_dtype, from, from_dtype, static_cast<std::int64_t>(count));
+  convert_elements(work_stream(), to, to_dtype, from, from_dtype, static_cast<std::int64_t>(count));
 }
 
 void CudaBackend::synchronize() {

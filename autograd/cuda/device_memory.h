@@ -17,6 +17,7 @@ struct CUmemPoolHandle_st;
 
 namespace fusegrad::detail {
 
+class Branches;
 struct DeviceFault;  // fault.h
 
 class CudaBackend final : public Backend {
@@ -28,7 +29,16 @@ class CudaBackend final : public Backend {
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
 
-  const Stream& stream() const { return *stream_; }
+  /// Where work goes: the context's stream, or what a Step has put in its place.
+  const Stream& stream() const { return *line_; }
+  /// The context's stream: the caller's, or its own.
+  const Stream& own_stream() const { return *stream_; }
+  /// Work goes to `line` from now on; null: to the context's stream.
+  void switch_to(const Stream* line) { line_ = line ? line : stream_.get(); }
+  /// Where there are branches, work on the main line is announced to them; null: there are none.
+  void set_branches(Branches* branches) { branches_ = branches; }
+  /// stream(), for work that is about to be enqueued.
+  CUstream_st* work_stream();
   /// From now on, whoever waits for this device gets what kernels have reported to `fault`, as a ValueError; it is
   /// cleared then. Null: no more.
   void watch(DeviceFault* fault) { fault_ = fault; }
@@ -50,6 +60,8 @@ class CudaBackend final : public Backend {
  private:
   int device_;
   std::unique_ptr<Stream> stream_;
+  const Stream* line_ = nullptr;
+  Branches* branches_ = nullptr;
   CUmemPoolHandle_st* pool_ = nullptr;  // null where the driver has none
   DeviceFault* fault_ = nullptr;        // device memory
   PinnedMemory seen_;                   // the fault, copied to the host

@@ -15,6 +15,13 @@ Stream::~Stream() {
 
 void Stream::synchronize() const { FUSEGRAD_CUDA(cudaStreamSynchronize(stream_)); }
 
+bool Stream::is_idle() const {
+  const cudaError_t status = cudaStreamQuery(stream_);
+  if (status == cudaErrorNotReady) return drop_cuda_error(status), false;
+  check_cuda(status, "cudaStreamQuery(stream_)", __FILE__, __LINE__);
+  return true;
+}
+
 bool Stream::capturing() const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   FUSEGRAD_CUDA(cudaStreamIsCapturing(stream_, &status));

@@ -21,6 +21,8 @@ class Stream {
   CUstream_st* get() const { return stream_; }
   /// Waits until all work on the stream is done. Errors: CudaError, also of earlier kernels.
   void synchronize() const;
+  /// True if all work on the stream is done. Errors: CudaError, also of earlier kernels.
+  bool is_idle() const;
   /// True while a graph is being captured from the stream. Errors: CudaError.
   bool capturing() const;
   /// GPU that the stream belongs to. Errors: CudaError.

@@ -150,13 +150,25 @@ Blaslt::Blaslt(CudaBackend& backend, const ContextSettings& settings) : backend_
                        version / 10000, version / 100 % 100, CUBLAS_VER_MAJOR, CUBLAS_VER_MINOR, kOldestVersion / 10000,
                        kOldestVersion / 100 % 100);
   handle_ = std::make_unique<Handle>();
-  workspace_ = backend_.allocate(kWorkspaceBytes);
-  require<OutOfMemoryError>(workspace_ != nullptr, "out of memory on {}: {} bytes were asked for, as the workspace",
-                            backend_.device().to_string(), kWorkspaceBytes);
+  workspace(0);
 }
 
 Blaslt::~Blaslt() {
-  if (workspace_) backend_.release(workspace_);
+  for (void* workspace : workspaces_) {
+    if (workspace) backend_.release(workspace);
+  }
+}
+
+void* Blaslt::workspace(int line) {
+  void*& workspace = workspaces_[static_cast<std::size_t>(line)];
+  if (!workspace) workspace = backend_.allocate(kWorkspaceBytes);
+  require<OutOfMemoryError>(workspace != nullptr, "out of memory on {}: {} bytes were asked for, as the workspace",
+                            backend_.device().to_string(), kWorkspaceBytes);
+  return workspace;
+}
+
+std::int64_t Blaslt::held_bytes() const {
+  return workspace_bytes() * std::ranges::count_if(workspaces_, [](const void* workspace) { return workspace; });
 }
 
 std::int64_t Blaslt::version() { return static_cast<std::int64_t>(cublasLtGetVersion()); }
@@ -221,7 +233,7 @@ std::vector<Algorithm> Blaslt::algorithms(const LtProduct& product, bool with_kn
     if (other == product.epilogue) continue;
     LtProduct like = product;
     like.epilogue = other;
-    like.bias = like.bias_gradient = like.saved = workspace_;  // only asked about, never run
+    like.bias = like.bias_gradient = like.saved = workspaces_[0];  // only asked about, never run
     like.saved_ld = is_relu_mask(other) ? mask_row_bytes(product.d.cols) * 8 : (product.d.cols + 7) / 8 * 8;
     if (other == Epilogue::none) like.bias = like.bias_gradient = like.saved = nullptr;
     for (const Algorithm& algorithm : heuristic(Problem(like, settings_.math), like)) {
@@ -247,12 +259,12 @@ bool Blaslt::offers(const Problem& problem, const LtProduct& product, const Algo
   return !settings_.deterministic || !decides_split_at_run_time(packed);
 }
 
-bool Blaslt::launch(const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream) const {
+bool Blaslt::launch(const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream) {
   return launch(Problem(product, settings_.math), product, algorithm, stream);
 }
 
-bool Blaslt::launch(const Problem& problem, const LtProduct& product, const Algorithm& algorithm,
-                    CUstream_st* stream) const {
+bool Blaslt::launch(const Problem& problem, const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream,
+                    int line) {
   if (const void* bias = bias_pointer(product)) set(problem.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   if (product.saved) set(problem.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.saved);
   static constexpr float kOne = 1;
@@ -267,7 +279,7 @@ bool Blaslt::launch(const Problem& problem, const LtProduct& product, const Algo
   const cublasStatus_t status =
       cublasLtMatmul(handle_->value, problem.description.get(), alpha, product.b.data, problem.a.get(), product.a.data,
                      problem.b.get(), adds ? alpha : zero, adds ? product.c.data : product.d.data, problem.c.get(),
-                     product.d.data, problem.d.get(), &packed, workspace_, kWorkspaceBytes, stream);
+                     product.d.data, problem.d.get(), &packed, workspace(line), kWorkspaceBytes, stream);
   if (status == CUBLAS_STATUS_SUCCESS) return true;
   if (is_refusal(status)) return false;
   check(status, detail::format("cublasLtMatmul for {}", to_string(product)), __FILE__, __LINE__);
@@ -288,6 +300,8 @@ std::string Blaslt::describe(const Algorithm& algorithm) {
   if (split != 1) text += detail::format(", split {}", split);
   return text;
 }
+
+std::int64_t workspace_bytes(const Blaslt& blaslt) { return blaslt.held_bytes(); }
 
 std::shared_ptr<Blaslt> make_blaslt(CudaBackend& backend, const ContextSettings& settings) {
   return std::make_shared<Blaslt>(backend, settings);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bitset>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include <fusegrad/autograd/branches.h>
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/execution.h>
 #include <fusegrad/ops/cuda/lt_product.h>
@@ -36,6 +38,8 @@ class Blaslt {
   static std::int64_t version();
   /// Bytes that an algorithm may use.
   static std::int64_t workspace_bytes();
+  /// Bytes that are held for that.
+  std::int64_t held_bytes() const;
 
   /// Products for which the library offers algorithms that are known to be wrong.
   static bool known_bad(const LtProduct& product);
@@ -53,8 +57,10 @@ class Blaslt {
   bool offers(const Problem& problem, const LtProduct& product, const Algorithm& algorithm) const;
 
   /// Enqueues the product with an algorithm. False, with nothing enqueued, if it does not do it. Errors: CudaError.
-  bool launch(const Problem& problem, const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream) const;
-  bool launch(const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream) const;
+  /// `line`: of a step (branches.h); each has a workspace of its own.
+  bool launch(const Problem& problem, const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream,
+              int line = 0);
+  bool launch(const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream);
 
   /// "algorithm 66, tile 20, stages 35, split 2": the numbers by which cuBLASLt names them.
   static std::string describe(const Algorithm& algorithm);
@@ -73,10 +79,12 @@ class Blaslt {
  private:
   struct Handle;
 
+  void* workspace(int line);
+
   CudaBackend& backend_;
   ContextSettings settings_;
   std::unique_ptr<Handle> handle_;
-  void* workspace_ = nullptr;
+  std::array<void*, Branches::kLines> workspaces_ = {};
   std::bitset<kEpilogues> absent_;
   std::int64_t element_limit_ = std::int64_t{1} << 31;
 };

@@ -160,7 +160,7 @@ InputGradientWay way_for(const CudaExecution& execution, const LinearInputGradie
   if (fusable && asked != Strategy::automatic) return {.strategy = asked};
   // The gradient epilogues load the mask slowly in 16-bit products, and their bias gradient has 16 bits.
   const Strategy preferred = !fusable || size_of(args.dx.dtype) == 2 ? Strategy::pass : Strategy::epilogue;
-  if (asked == Strategy::automatic && execution.state.ways().chooses(execution.state.settings())) {
+  if (asked == Strategy::automatic && execution.state.ways().chooses(execution.state)) {
     if (const auto* way = execution.state.ways().input_gradient(execution, args, preferred, fusable)) return *way;
   }
   return {.strategy = preferred};
@@ -360,7 +360,7 @@ FusedResult linear_weight_gradient(const CudaExecution& execution, const LinearW
   const Strategy asked = execution.state.settings().strategy;
   BiasWay way = asked == Strategy::pass ? BiasWay::column_sum : BiasWay::in_product;
   const bool choice = args.bias.data && args.dz.rows != 0 && args.dw.rows != 0 && args.dw.cols != 0;
-  if (choice && asked == Strategy::automatic && execution.state.ways().chooses(execution.state.settings())) {
+  if (choice && asked == Strategy::automatic && execution.state.ways().chooses(execution.state)) {
     if (const BiasWay* measured = execution.state.ways().bias_gradient(execution, args)) way = *measured;
   }
   return run_weight_gradient(execution, args, way);

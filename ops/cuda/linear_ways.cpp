@@ -76,8 +76,8 @@ std::string text_of(const PlanReport& report) {
   return text;
 }
 
-bool measures(const ContextSettings& settings) {
-  return settings.plans == PlanPolicy::measure && !settings.deterministic;
+bool measures(const CudaState& state) {
+  return state.plan_policy() == PlanPolicy::measure && !state.settings().deterministic;
 }
 
 // Names in plan files.
@@ -105,8 +105,8 @@ std::optional<BiasWay> way_from(std::string_view name) {
 
 }  // namespace
 
-bool LinearWays::chooses(const ContextSettings& settings) const {
-  return measures(settings) || !input_gradients_.empty() || !bias_gradients_.empty() ||
+bool LinearWays::chooses(const CudaState& state) const {
+  return measures(state) || !input_gradients_.empty() || !bias_gradients_.empty() ||
          !proposed_input_gradients_.empty() || !proposed_bias_gradients_.empty();
 }
 
@@ -141,10 +141,11 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
     execution.state.warn(detail::format("plan file: the strategy {} was rejected for {}: it cannot do that",
                                         name_of_way(choice.way), choice.report.what));
   }
-  if (!measures(execution.state.settings()) || execution.state.capturing()) return nullptr;
+  if (!measures(execution.state) || execution.state.capturing()) return nullptr;
 
   Choice<InputGradientWay> choice{.way = ways.front()};
   if (ways.size() > 1) {
+    const Aside lines(execution.state);
     Stopwatch& stopwatch = execution.state.stopwatch();
     const CudaExecution aside{stopwatch.stream().get(), execution.state};
     const CountersKept kept(execution.state.counters());
@@ -206,7 +207,8 @@ const BiasWay* LinearWays::bias_gradient(const CudaExecution& execution, const L
     proposed_bias_gradients_.erase(read);
     return &bias_gradients_.emplace(key, std::move(choice)).first->second.way;
   }
-  if (!measures(execution.state.settings()) || execution.state.capturing()) return nullptr;
+  if (!measures(execution.state) || execution.state.capturing()) return nullptr;
+  const Aside lines(execution.state);
   Stopwatch& stopwatch = execution.state.stopwatch();
   const CudaExecution aside{stopwatch.stream().get(), execution.state};
   const CountersKept kept(execution.state.counters());

@@ -41,7 +41,7 @@ namespace fusegrad::detail {
 class LinearWays {
  public:
   /// True if anything was measured, read from a file, or is to be measured.
-  bool chooses(const ContextSettings& settings) const;
+  bool chooses(const CudaState& state) const;
   /// The way for `args` that was measured before, or read from a file; else it is measured now. `preferred` is the way
   /// without measurement; `fusable`: a product can apply the activation gradient. Null if it is not to be measured, or
   /// cannot be measured now.

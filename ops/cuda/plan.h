@@ -22,6 +22,7 @@ struct Plan {
   /// Best first. The first to be accepted stays; empty: there is none.
   std::vector<Algorithm> candidates = {};
   bool proven = false;
+  bool searched = false;                             ///< candidates were to be measured
   std::vector<PlanReport::Candidate> measured = {};  ///< the chosen one first
   PlanOrigin origin = PlanOrigin::ranked;
   std::string remark = {};  ///< what was rejected, and why

@@ -36,6 +36,7 @@ PlanReport report_of(const Plan& plan) {
 /// Nothing if there is no memory to try anything in.
 std::optional<SearchResult> PlanTable::try_candidates(const CudaExecution& execution, const LtProduct& product,
                                                       Plan& plan, Clock clock) {
+  const Aside lines(execution.state);
   const std::unique_ptr<Trial> trial = Trial::make(backend_, product);
   if (!trial) return std::nullopt;
   if (clock == Clock::running) plan.candidates = blaslt_.algorithms(product);
@@ -124,7 +125,8 @@ std::unique_ptr<Plan> PlanTable::make_plan(const CudaExecution& execution, const
   if (plan->candidates.empty() || execution.state.capturing()) return plan;
   if (settings_.deterministic) {
     search_plan(execution, product, *plan, Clock::stopped);
-  } else if (settings_.plans == PlanPolicy::measure) {
+  } else if (execution.state.plan_policy() == PlanPolicy::measure) {
+    plan->searched = true;
     search_plan(execution, product, *plan, Clock::running);
   }
   return plan;
@@ -140,11 +142,21 @@ Plan& PlanTable::plan_for(const CudaExecution& execution, const LtProduct& produ
   Counters& counters = execution.state.counters();
   const PlanKey key = key_of(product);
   const auto found = plans_.find(key);
-  if (found != plans_.end()) {
+  // What was chosen by rank is chosen anew by whoever measures.
+  const bool measures = execution.state.plan_policy() == PlanPolicy::measure && !settings_.deterministic;
+  const auto is_settled = [&](const Plan& plan) {
+    return !measures || plan.origin != PlanOrigin::ranked || plan.searched || plan.candidates.empty() ||
+           execution.state.capturing();
+  };
+  if (found != plans_.end() && is_settled(*found->second)) {
     ++counters.plan_hits;
     found->second->last_use = ++tick_;
     return *found->second;
   }
+  require<StateError>(!execution.state.stepping() || !execution.state.capturing(),
+                      "step: {} was asked for while the step function was captured, and not when it first ran: it does "
+                      "not do the same each time",
+                      to_string(product));
   std::unique_ptr<Plan> plan = make_plan(execution, product);
   ++counters.plan_misses;
   plan->last_use = ++tick_;
@@ -152,14 +164,14 @@ Plan& PlanTable::plan_for(const CudaExecution& execution, const LtProduct& produ
     evict_one();
     ++counters.plan_evictions;
   }
-  return *plans_.emplace(key, std::move(plan)).first->second;
+  return *plans_.insert_or_assign(key, std::move(plan)).first->second;
 }
 
 const std::string* PlanTable::run(const CudaExecution& execution, const LtProduct& product) {
   if (!blaslt_.accepts(product)) return nullptr;
   Plan& plan = plan_for(execution, product);
   while (!plan.candidates.empty()) {
-    if (blaslt_.launch(*plan.problem, product, plan.candidates.front(), execution.stream)) {
+    if (blaslt_.launch(*plan.problem, product, plan.candidates.front(), execution.stream, execution.state.line())) {
       if (!plan.proven) {
         plan.candidates.resize(1);
         plan.candidates.shrink_to_fit();

@@ -5,6 +5,7 @@
 
 #include <fusegrad/autograd/cuda/cuda_state.h>
 #include <fusegrad/autograd/cuda/elementwise.h>
+#include <fusegrad/autograd/cuda/loss_history.h>
 #include <fusegrad/autograd/cuda/fault.h>
 #include <fusegrad/autograd/dtype_visit.h>
 #include <fusegrad/autograd/narrow.h>
@@ -36,6 +37,11 @@ void advance(const CudaExecution& execution, const kernels::DeviceProgress& prog
 }  // namespace
 
 namespace detail {
+
+void append_loss(CUstream_st*, LossWords* words, std::int64_t kept, const void* loss, Dtype dtype) {
+  words->losses[words->count++ % kept] =
+      dtype == Dtype::f64 ? *static_cast<const double*>(loss) : double{*static_cast<const float*>(loss)};
+}
 
 void fill_elements(CUstream_st*, void* to, const void* element, std::size_t element_bytes, std::int64_t count) {
   auto* bytes = static_cast<std::byte*>(to);

@@ -1,0 +1,49 @@
+// What one run of a Step's function does that outlives the run. Not installed.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fusegrad/autograd/memory.h>
+#include <fusegrad/autograd/parameter_store.h>
+#include <fusegrad/autograd/tensor.h>
+
+namespace fusegrad::detail {
+
+class StepRun {
+ public:
+  /// `repeats`: what is done will be repeated by a graph; then it is recorded what that reads and writes.
+  explicit StepRun(bool repeats) : repeats_(repeats) {}
+  /// Ready for another run; keeps its memory.
+  void clear();
+
+  /// The gradients of `store` are about to become valid or empty.
+  void touches(const std::shared_ptr<ParameterStore>& store);
+  /// `storage` is written to. What the step's arena owns, and nobody else sees, does not count.
+  void writes(const StoragePtr& storage);
+  /// The run reads `tensor`, which must stay.
+  void keeps(const Tensor& tensor);
+
+  /// Errors: StateError that names a parameter whose gradient is not as it was at the beginning.
+  void check_gradients() const;
+  /// Makes the gradients valid or empty as they were at the beginning.
+  void restore_gradients() noexcept;
+
+  /// Memory that every repetition of the run writes to.
+  std::vector<StoragePtr> take_written() { return std::move(written_); }
+  std::vector<Tensor> take_kept() { return std::move(kept_); }
+
+ private:
+  struct Touched {
+    std::shared_ptr<ParameterStore> store;
+    std::size_t first;  // of its parameters in valid_
+  };
+  bool repeats_;
+  std::vector<Touched> touched_;
+  std::vector<bool> valid_;  // gradients at the beginning
+  std::vector<StoragePtr> written_;
+  std::vector<Tensor> kept_;
+};
+
+}  // namespace fusegrad::detail
