@@ -146,7 +146,7 @@ def parse(arguments):
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--bin-dir", type=Path, default=None, help="folder of train_step; default: build/cuda/bench or cpu")
     parser.add_argument("--workloads", default=None, help="comma-separated; default: all of the device's")
-    parser.add_argument("--modes", default="eager", help="of fusegrad: eager, graph or both")
+    parser.add_argument("--modes", default=None, help="of fusegrad: eager, graph or both; default: both on a GPU")
     parser.add_argument("--plans", default=None, help="heuristic, measure or both; default: both on a GPU")
     parser.add_argument("--peers", default="pytorch,jax", help="pytorch, jax, both (default) or an empty text")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has the peers")
@@ -163,7 +163,7 @@ def parse(arguments):
         *names_for(TRAINING, args.device), *names_for(INFERENCE, args.device)]
     if unknown := [name for name in args.workloads if name not in TRAINING and name not in INFERENCE]:
         parser.error(f"there is no workload {unknown[0]}")
-    args.modes = args.modes.split(",")
+    args.modes = (args.modes or ("eager,graph" if args.device == "gpu" else "eager")).split(",")
     args.plans = (args.plans or ("heuristic,measure" if args.device == "gpu" else "heuristic")).split(",")
     args.peers = [peer for peer in args.peers.split(",") if peer]
     return args

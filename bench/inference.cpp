@@ -6,13 +6,15 @@
 // Prints one JSON object a workload and activation, in the format of bench/peers.py:
 //   {"workload", "peer", "mode", "policy", "device", "us", "peak_mib", "activation", "threads", "steps_per_wait",
 //    "weight_mib"}
-// `us` is the median over single passes, each with a wait for the device. P runs twice: "P" writes the mask that a
-// backward would read, as a training step's forward does, "P no mask" does not. `weight_mib` is what a pass must read
-// at the least, which bounds passes over few tokens. gelu is the tanh form.
+// Mode eager: `us` is the median over single passes, each with a wait for the device. Mode graph: the pass is captured
+// (Step) and replayed back to back, in blocks of `steps_per_wait` replays with one wait at the end; `us` is the median
+// over blocks. A captured pass also copies its input in and its result out, as Step does for training. P runs twice:
+// "P" writes the mask that a backward would read, as a training step's forward does, "P no mask" does not. `weight_mib`
+// is what a pass must read at the least, which bounds passes over few tokens. gelu is the tanh form.
 #include <cstdio>
 #include <exception>
-#include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +25,7 @@
 #include "bench/measure.h"
 #include "bench/workloads.h"
 
+#include <fusegrad/autograd/step.h>
 #include <fusegrad/fusegrad.h>
 
 namespace fg = fusegrad;
@@ -62,11 +65,30 @@ void run(const bench::InferenceWorkload& workload, const std::string& activation
   const fg::Tensor x = bench::random_tensor(context, input_shape(workload), dtype, 1);
 
   const auto report = [&](const std::string& name, fg::Mode tape_mode) {
+    const bool graph = options.mode == "graph";
+    const fg::Tensor unused = fg::Tensor::zeros(context, {1}, fg::Dtype::f32);
+    // The step's own tape records nothing; with a mask the pass is one of training.
+    fg::Tape tape(context, tape_mode);
+    std::optional<fg::Step> captured;
+    if (graph) {
+      captured.emplace(
+          context,
+          [&](fg::Tape&, const fg::Tensor& input, const fg::Tensor&) {
+            tape.reset();
+            return net(tape.input(input));
+          },
+          fg::StepOptions{.mode = fg::Mode::inference});
+    }
     const auto pass = [&] {
-      fg::Tape tape(context, tape_mode);
-      const fg::Var y = net(tape.input(x));
+      if (captured) {
+        (*captured)(x, unused);
+      } else {
+        tape.reset();
+        const fg::Var y = net(tape.input(x));
+      }
     };
-    const bench::Timing timing = bench::time_step(context, pass, bench::Pace::single, options.timing);
+    const bench::Pace pace = graph ? bench::Pace::back_to_back : bench::Pace::single;
+    const bench::Timing timing = bench::time_step(context, pass, pace, options.timing);
     const double weight_bytes =
         static_cast<double>(net.parameters().value_count()) * static_cast<double>(size_of(dtype));
     const nlohmann::ordered_json line{{"workload", name},
@@ -102,7 +124,8 @@ int main(int argc, char** argv) {
   app.add_option("--activations", options.activations, "relu, gelu or both")
       ->delimiter(',')
       ->check(CLI::IsMember({"relu", "gelu"}));
-  app.add_option("--mode", options.mode, "eager: launch after launch")->check(CLI::IsMember({"eager"}));
+  app.add_option("--mode", options.mode, "eager: launch after launch; graph: captured once and replayed")
+      ->check(CLI::IsMember({"eager", "graph"}));
   app.add_option("--threads", options.threads, "CPU threads (default: all cores)")->check(CLI::Range(1, 1024));
   app.add_option("--repeats", options.timing.repeats, "timed passes")->check(CLI::PositiveNumber);
   app.add_option("--warm-up", options.timing.warm_up_seconds, "seconds of passes before each workload is timed")

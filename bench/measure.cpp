@@ -89,7 +89,8 @@ Context context_for(std::string_view device, std::string_view policy, ContextOpt
 Dtype storage_dtype(std::string_view policy) { return policy == "bf16" ? Dtype::bf16 : Dtype::f32; }
 
 double peak_mib(const Context& context) {
-  return rounded(static_cast<double>(context.memory().peak_in_use) / (1 << 20));
+  const MemoryUse use = context.memory();
+  return rounded(static_cast<double>(use.peak_in_use + use.workspace) / (1 << 20));
 }
 
 std::string peer_name(const Context& context, std::string_view mode) {

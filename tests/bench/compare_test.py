@@ -84,7 +84,7 @@ class CompareTest(unittest.TestCase):
     def test_a_gpu_is_heated_before_the_first_round(self):
         self.stand_in("cuda/products_only", 'line A 5 "products only"')
         self.stand_in("train_step", 'case "$*" in *"--plans measure"*) line A 9 "fusegrad measured" ;; *) line A 10 ;; esac')
-        done, _ = self.compare("--workloads", "A", "--peers", "", "--rounds", "1")
+        done, _ = self.compare("--workloads", "A", "--modes", "eager", "--peers", "", "--rounds", "1")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(self.calls(), ["cuda/products_only", "train_step", "train_step", "cuda/products_only"])
         self.assertIn("--warm-up 2", self.log.read_text(encoding="utf-8").splitlines()[0])

@@ -41,6 +41,11 @@ class ProgramsTest(unittest.TestCase):
         self.assertGreater(line["us"], 0)
         self.assertGreater(line["peak_mib"], 0)
 
+    def test_a_captured_step_is_another_peer_and_is_timed_in_blocks(self):
+        line, = self.lines("train_step", "--workloads", "cpu-small", "--mode", "graph", *QUICK)
+        self.assertEqual((line["peer"], line["mode"]), ("fusegrad + graph", "graph"))
+        self.assertGreater(line["steps_per_wait"], 1)
+
     def test_the_unfused_definition_is_another_peer(self):
         line, = self.lines("train_step", "--workloads", "cpu-small", "--no-fusion", *QUICK)
         self.assertEqual(line["peer"], "fusegrad unfused")
@@ -50,6 +55,10 @@ class ProgramsTest(unittest.TestCase):
         self.assertEqual([(line["workload"], line["activation"]) for line in lines], [("cpu-I1", "relu"), ("cpu-I1", "gelu")])
         values = 512 * 2048 + 2048 + 2048 * 512 + 512
         self.assertEqual(lines[0]["weight_mib"], round(4 * values / 2**20, 1))
+
+    def test_a_captured_pass_is_another_peer(self):
+        lines = self.lines("inference", "--device", "cpu", "--workloads", "cpu-I1", "--mode", "graph", *QUICK)
+        self.assertEqual({(line["peer"], line["mode"]) for line in lines}, {("fusegrad + graph", "graph")})
 
     def test_unknown_workloads_are_refused(self):
         for program in ("train_step", "inference"):
