@@ -2,6 +2,7 @@
 //
 //   train_digits                              the shipped data: 1797 digits of 8 x 8 pixels
 //   train_digits --idx-dir mnist --batch 128  MNIST from its four IDX files
+//   train_digits --captured                   on a GPU: steps as captured graphs
 //   train_digits --help                       all options
 #include <algorithm>
 #include <cerrno>
@@ -42,6 +43,7 @@ struct Options {
   std::string save;
   bool json = false;
   bool explain = false;
+  bool captured = false;
 };
 
 /// A check of CLI11's: the number is above zero.
@@ -93,7 +95,9 @@ std::optional<int> parse(int argc, char** argv, Options& options) {
   app.add_option("--idx-dir", options.idx_dir, "a folder with the four MNIST files, plain or gzip")->excludes(data);
   app.add_option("--save", options.save, "write the trained weights to this safetensors file")->check(can_be_written);
   const auto json = app.add_flag("--json", options.json, "print one JSON object instead of text");
-  app.add_flag("--explain", options.explain, "print how each part of the first step ran")->excludes(json);
+  const auto explain =
+      app.add_flag("--explain", options.explain, "print how each part of the first step ran")->excludes(json);
+  app.add_flag("--captured", options.captured, "on a GPU, run each step as one captured graph")->excludes(explain);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -144,13 +148,47 @@ std::int64_t test(const fg::Context& context, const fg::Mlp& net, const fg::Data
   return correct;
 }
 
+/// Small gradients of f16 networks would flush to zero; a power of two moves them up without rounding.
+fg::BackwardOptions backward_options(const Options& options) {
+  return {.loss_scale = options.dtype == fg::Dtype::f16 ? 1024.0 : 1.0};
+}
+
+/// The same as train() with steps that a GPU captures and repeats.
+double train_captured(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& rows, const Options& options) {
+  // A graph has no one to ask whether the gradients are finite.
+  fg::AdamW optimizer(net.parameters(), {.learning_rate = options.learning_rate, .skip_nonfinite = false});
+  fg::DataLoader batches(context, rows,
+                         {.batch_size = options.batch, .shuffle_seed = options.seed, .dtype = options.dtype});
+  fg::Step step(context, [&](fg::Tape& tape, const fg::Tensor& x, const fg::Tensor& label) {
+    const fg::Var loss = fg::softmax_cross_entropy(net(tape.input(x)), label);
+    tape.backward(loss, backward_options(options));
+    optimizer.step();
+    return loss;
+  });
+  constexpr std::size_t kBehind = 100;  // losses are read so many calls later: the GPU waits for nobody
+  double loss_sum = 0;
+  for (int epoch = 1; epoch <= options.epochs; ++epoch) {
+    const std::int64_t first = step.info().calls;
+    std::vector<std::int64_t> sizes;
+    const auto add_loss = [&](std::size_t i) {
+      loss_sum += step.loss(first + static_cast<std::int64_t>(i)) * static_cast<double>(sizes[i]);
+    };
+    loss_sum = 0;
+    for (auto [x, label] : batches) {
+      step(x, label);
+      sizes.push_back(label.size());
+      if (sizes.size() > kBehind) add_loss(sizes.size() - 1 - kBehind);
+    }
+    for (std::size_t i = sizes.size() - std::min(sizes.size(), kBehind); i < sizes.size(); ++i) add_loss(i);
+  }
+  return loss_sum / static_cast<double>(rows.size());
+}
+
 /// Trains and returns the mean loss of the last epoch.
 double train(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& rows, const Options& options) {
   fg::AdamW optimizer(net.parameters(), {.learning_rate = options.learning_rate});
   fg::DataLoader batches(context, rows,
                          {.batch_size = options.batch, .shuffle_seed = options.seed, .dtype = options.dtype});
-  // Small gradients of f16 networks would flush to zero; a power of two moves them up without rounding.
-  const fg::BackwardOptions backward{.loss_scale = options.dtype == fg::Dtype::f16 ? 1024.0 : 1.0};
   const bool progress = isatty(STDOUT_FILENO) != 0 && !options.json;
   bool explain = options.explain;
   double mean_loss = 0;
@@ -163,7 +201,7 @@ double train(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& 
       const fg::Var logits = net(tape.input(x));
       if (progress) correct += count_correct(logits.value(), label);
       const fg::Var loss = fg::softmax_cross_entropy(logits, label);
-      tape.backward(loss, backward);
+      tape.backward(loss, backward_options(options));
       optimizer.step();
       if (std::exchange(explain, false)) fmt::print("{}", tape.explain());
       loss_sum += loss.item() * static_cast<double>(label.size());
@@ -193,7 +231,8 @@ void run(const Options& options) {
                digits.train.size(), context.device().to_string(), context.threads(), fg::name_of(options.dtype));
   }
   const auto start = std::chrono::steady_clock::now();
-  const double final_loss = train(context, net, digits.train, options);
+  const double final_loss = options.captured ? train_captured(context, net, digits.train, options)
+                                             : train(context, net, digits.train, options);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   const std::int64_t correct = test(context, net, digits.test, options);
   const double accuracy = static_cast<double>(correct) / static_cast<double>(digits.test.size());
