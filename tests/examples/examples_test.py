@@ -49,6 +49,11 @@ class TrainDigitsTest(unittest.TestCase):
             losses = {json.loads(self.train(*options, "--threads", threads)[-1])["final_loss"] for threads in (1, 2, 4)}
             self.assertEqual(len(losses), 1, dtype)
 
+    def test_captured_steps_learn_the_same(self):
+        options = ("--json", "--epochs", 2, "--batch", 7)
+        eager, captured = (json.loads(self.train(*options, *more)[-1]) for more in ((), ("--captured",)))
+        self.assertEqual(captured["final_loss"], eager["final_loss"])
+
     def test_reads_mnist_files(self):
         with tempfile.TemporaryDirectory() as folder:
             for part, rows in (("train", 12), ("t10k", 4)):
