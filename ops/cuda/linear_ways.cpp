@@ -44,14 +44,15 @@ std::string name_of_way(BiasWay way) { return way == BiasWay::in_product ? "BGRA
 
 /// Times every way and reports them, the one to use first.
 template <class Way, class Run>
-PlanReport measure(const CudaExecution& aside, Stopwatch& stopwatch, std::vector<Way>& ways, const Run& run) {
+PlanReport measure(const CudaExecution& aside, Stopwatch& stopwatch, const StepOperands& operands,
+                   std::vector<Way>& ways, const Run& run) {
   std::vector<std::function<void()>> calls;
   for (const Way& way : ways) {
     run(way);  // makes the plans of its products
     calls.emplace_back([&run, &way] { run(way); });
   }
   stopwatch.stream().synchronize();
-  const std::vector<double> us = stopwatch.compare(calls, kBudgetUs);
+  const std::vector<double> us = stopwatch.compare(calls, kBudgetUs, stopwatch.is_cold(operands.bytes()));
   stopwatch.stream().synchronize();
   ++aside.state.counters().plans_measured;
   const std::vector<int> order = order_of(us);
@@ -183,7 +184,7 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
       }
       linear_weight_gradient(aside, next);
     };
-    choice.report = measure(aside, stopwatch, ways, run);
+    choice.report = measure(aside, stopwatch, operands, ways, run);
     choice.way = ways.front();
     choice.report.what = detail::format("backward step, dx {} x {} x {} {}", args.dx.rows, args.dx.cols, args.dz.cols,
                                         fusegrad::name_of(args.dx.dtype));
@@ -226,7 +227,8 @@ const BiasWay* LinearWays::bias_gradient(const CudaExecution& execution, const L
   if (!operands.allocate(assign)) return nullptr;
   std::vector<BiasWay> ways{BiasWay::in_product, BiasWay::column_sum};
   Choice<BiasWay> choice;
-  choice.report = measure(aside, stopwatch, ways, [&](BiasWay way) { run_weight_gradient(aside, step, way); });
+  choice.report =
+      measure(aside, stopwatch, operands, ways, [&](BiasWay way) { run_weight_gradient(aside, step, way); });
   choice.report.what = detail::format("bias gradient with dw {} x {} x {} {}", args.dw.rows, args.dw.cols, args.dz.rows,
                                       fusegrad::name_of(args.dz.dtype));
   choice.way = ways.front();

@@ -19,7 +19,7 @@ std::vector<double> measure(const CudaExecution& execution, Stopwatch& stopwatch
     calls.emplace_back([&, i] { launch(trial.product(), candidates[i], execution.stream); });
   }
   stopwatch.stream().synchronize();
-  const std::vector<double> times = stopwatch.compare(calls, kBudgetUs);
+  const std::vector<double> times = stopwatch.compare(calls, kBudgetUs, stopwatch.is_cold(trial.bytes()));
   for (std::size_t i = 0; i < places.size(); ++i) us[places[i]] = times[i];
   return us;
 }

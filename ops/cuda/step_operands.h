@@ -30,6 +30,9 @@ class StepOperands {
     return true;
   }
 
+  /// Of all operands.
+  std::int64_t bytes() const { return used_; }
+
   /// Memory for `elements`, aligned as `like` is; null for null. Errors: CudaError.
   void* take(const void* like, std::int64_t elements, Dtype dtype);
 

@@ -103,6 +103,12 @@ Trial::Trial(CudaBackend& backend, void* block, const LtProduct& like)
   faults_ = static_cast<unsigned long long*>(pieces.faults);
 }
 
+std::int64_t Trial::bytes() const {
+  const LtProduct& p = product_;
+  const std::int64_t added = p.c.data == p.d.data ? 0 : bytes_of(p.c);
+  return bytes_of(p.a) + bytes_of(p.b) + added + bytes_of(p.d) + bias_bytes(p) + saved_bytes(p);
+}
+
 Trial::~Trial() { backend_.release(block_); }
 
 void Trial::fill(const CudaExecution& execution) {

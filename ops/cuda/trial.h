@@ -30,6 +30,8 @@ class Trial {
   Trial& operator=(const Trial&) = delete;
 
   const LtProduct& product() const { return product_; }
+  /// Of the product's operands.
+  std::int64_t bytes() const;
 
   /// Normally distributed operands: a product of zeros would be faster than any real one.
   void fill(const CudaExecution& execution);
