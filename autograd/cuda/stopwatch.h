@@ -28,15 +28,16 @@ class Stopwatch {
   /// True if operands of so many bytes are not in the cache when a step comes to use them.
   bool is_cold(std::int64_t bytes) const { return bytes > cache_bytes_ / 4; }
 
-  /// Median microseconds of each of `calls`, `cold` with nothing of theirs in the cache. Every call enqueues the same
-  /// work on stream() each time, and has run once before. Those that are clearly slow in a first look get no more
-  /// rounds; all rounds together take about `budget_us`, but at least one is run. Errors: CudaError; whatever a call
-  /// throws.
+  /// Median microseconds of each of `calls`, `cold` with nothing of theirs in the cache, if there is memory to fill it
+  /// with. Every call enqueues the same work on stream() each time, and has run once before. Those that are clearly
+  /// slow in a first look get no more rounds; all rounds together take about `budget_us`, but at least one is run.
+  /// Errors: CudaError; whatever a call throws.
   std::vector<double> compare(std::span<const std::function<void()>> calls, double budget_us, bool cold);
 
  private:
   class Lap;
 
+  bool can_flush();
   void flush();
   double time(const std::function<void()>& call);
 
