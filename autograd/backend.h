@@ -14,7 +14,8 @@
 
 namespace fusegrad::detail {
 
-class Uploads;  // uploads.h
+class Branches;  // branches.h
+class Uploads;   // uploads.h
 
 /// Raw memory of one device. Blocks are aligned to 256 bytes.
 class Backend {
@@ -33,6 +34,8 @@ class Backend {
   /// Writes `count` elements, each rounded once to `to_dtype`, which is floating-point. The ranges do not overlap.
   virtual void convert(void* to, Dtype to_dtype, const void* from, Dtype from_dtype, std::size_t count) = 0;
   virtual void synchronize() = 0;
+  /// Where there are branches, work on the main line is announced to them; null: there are none.
+  virtual void set_branches(Branches* /*branches*/) {}
   /// Copies from `slots` staging blocks of `bytes` each, which run beside other work where the device can do that; this
   /// one's do not. The backend outlives them. Errors: OutOfMemoryError; CudaError.
   virtual std::unique_ptr<Uploads> uploads(std::size_t bytes, int slots);

@@ -112,6 +112,7 @@ Tensor ContextState::constant(Dtype dtype, double value) {
   if (found == constants_.end()) {
     if (constants_.size() == kMost) return Tensor::full(self, {}, dtype, value);
     constants_.reserve(kMost);
+    const OutsideStep outside(*this);
     const Tensor made = Tensor::full(self, {}, dtype, value);
     Storage* storage = memory_.take(size_of(dtype));
     backend().copy_within(storage->data, made.raw(), size_of(dtype));
@@ -123,7 +124,21 @@ Tensor ContextState::constant(Dtype dtype, double value) {
 void ContextState::set_step(StepRun* run, Branches* branches) {
   step_run_ = run;
   branches_ = branches;
+  backend().set_branches(branches);
   stepping_ = run && cuda_ ? this : nullptr;
+}
+
+OutsideStep::OutsideStep(ContextState& context)
+    : context_(context), run_(context.step_run()), branches_(context.branches()) {
+  if (!run_) return;
+  context_.set_step(nullptr, nullptr);
+  context_.memory().suspend_arena();
+}
+
+OutsideStep::~OutsideStep() {
+  if (!run_) return;
+  context_.memory().resume_arena();
+  context_.set_step(run_, branches_);
 }
 
 void ContextState::refuse_use() const {

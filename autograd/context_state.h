@@ -98,4 +98,20 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   std::shared_ptr<CudaState> cuda_;  // last, because it gives its memory back to the backend
 };
 
+/// What happens while this lives is no part of a Step's function, even if one runs: what is set up once, at its first
+/// use. Work goes to the main line, memory comes from the cache, and the host may take part, unless a graph is being
+/// captured.
+class OutsideStep {
+ public:
+  explicit OutsideStep(ContextState& context);
+  ~OutsideStep();
+  OutsideStep(const OutsideStep&) = delete;
+  OutsideStep& operator=(const OutsideStep&) = delete;
+
+ private:
+  ContextState& context_;
+  StepRun* run_;
+  Branches* branches_;
+};
+
 }  // namespace fusegrad::detail

@@ -45,6 +45,7 @@ void ParameterStore::truncate(std::size_t count) noexcept {
 
 void ParameterStore::lay_out() {
   if (laid_out()) return;
+  const OutsideStep outside(context_.state());
   const Dtype wide = accumulation_dtype(dtype_);
   Tensor masters = Tensor::zeros(context_, {flat_size_}, wide);
   Tensor values = dtype_ == wide ? masters : Tensor::zeros(context_, {flat_size_}, dtype_);

@@ -33,7 +33,6 @@ class Running {
     detail::CudaBranches& lines = state.step_streams().branches();
     lines.start();
     detail::CudaBranches* const used = branches ? &lines : nullptr;
-    state.backend().set_branches(used);
     context.memory().use_arena(&arena, used);
     context.set_step(&run, used);
   }
@@ -41,7 +40,6 @@ class Running {
     CudaState& state = *context_.cuda();
     context_.set_step(nullptr, nullptr);
     context_.memory().use_arena(nullptr, nullptr);
-    state.backend().set_branches(nullptr);
     state.step_streams().branches().stop();
   }
   Running(const Running&) = delete;
@@ -99,6 +97,7 @@ class Step::Impl {
     StepInfo info = info_;
     info.memory_bytes = arena_.bytes();
     for (const std::unique_ptr<Variant>& variant : variants_) {
+      for (const Tensor& input : variant->inputs) info.memory_bytes += input.bytes();
       if constexpr (kWithCuda) info.graphs += variant->graph != nullptr;
     }
     return info;
@@ -227,14 +226,7 @@ class Step::Impl {
           variants_, {}, [](const std::unique_ptr<Variant>& variant) { return variant->last_use; }));
     }
     auto variant = std::make_unique<Variant>();
-    context_.state().memory().use_arena(&arena_, nullptr);
-    try {
-      variant->inputs = make_inputs(like);
-    } catch (...) {
-      context_.state().memory().use_arena(nullptr, nullptr);
-      throw;
-    }
-    context_.state().memory().use_arena(nullptr, nullptr);
+    variant->inputs = make_inputs(like);
     variant->last_use = ++tick_;
     variants_.push_back(std::move(variant));
     return variants_.back().get();
@@ -249,9 +241,10 @@ class Step::Impl {
         const Running running(context_.state(), run, arena_, options_.branches);
         result = enqueue(variant);
       }
-      variant.has_run = true;
       run.check_gradients();
-      // The arena's tensor is the graph's.
+      variant.has_run = true;
+      // The graph will need the memory of it.
+      variant.result = result;
       result = result.clone();
     }
     return result;
@@ -260,6 +253,7 @@ class Step::Impl {
   void capture(Variant& variant) {
     if constexpr (kWithCuda) {
       StepRun run(true);
+      variant.result = Tensor();
       try {
         variant.graph = detail::Graph::capture(*context_.state().cuda(), [&] {
           const Running running(context_.state(), run, arena_, options_.branches);

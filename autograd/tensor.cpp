@@ -168,6 +168,11 @@ bool Tensor::unique() const {
   return storage_ && !storage_->borrowed && storage_->references.load(std::memory_order_acquire) == 1;
 }
 
+void Tensor::check_from_host(const Context& context) {
+  context.state().check_usable();
+  context.state().check_host_copy("values were copied from the host");
+}
+
 void Tensor::check_defined() const { require<StateError>(defined(), "tensor: this handle is empty"); }
 
 void Tensor::check_host_access(Dtype wanted) const {

@@ -156,6 +156,7 @@ class Tensor {
   friend detail::Storage* detail::storage_of(const Tensor& tensor);
   Tensor(detail::StoragePtr storage, const Shape& shape, Dtype dtype, std::int64_t byte_offset)
       : storage_(std::move(storage)), shape_(shape), byte_offset_(byte_offset), dtype_(dtype) {}
+  static void check_from_host(const Context& context);
   void check_defined() const;
   void check_host_access(Dtype wanted) const;
   void copy_raw_to(void* host) const;
@@ -169,6 +170,7 @@ class Tensor {
 
 template <class T>
 Tensor Tensor::from(const Context& context, const Shape& shape, std::span<const T> values) {
+  check_from_host(context);
   Tensor tensor = empty(context, shape, dtype_of<T>);
   tensor.copy_from(values);
   return tensor;

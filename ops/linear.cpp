@@ -28,6 +28,9 @@ constexpr int kX = 0;
 constexpr int kW = 1;
 constexpr int kB = 2;
 
+/// Operations of a product that has the GPU to itself: beside it, others would only take turns.
+constexpr double kFillsGpu = 1e11;
+
 Counters& counters_of(const Context& context) { return context.state().counters(); }
 
 /// d = op(a) op(b) + c, unfused.
@@ -117,7 +120,8 @@ class LinearRule final : public Rule {
 
   void weight_gradient(Backward& sweep, const Tensor& dz) const {
     std::optional<detail::Beside> beside;
-    if (sweep.needs(kX) && sweep.is_parameter(kW) && (!has_bias_ || sweep.is_parameter(kB))) {
+    const double work = 2.0 * static_cast<double>(dz.size()) * static_cast<double>(x_.shape()[-1]);
+    if (work < kFillsGpu && sweep.needs(kX) && sweep.is_parameter(kW) && (!has_bias_ || sweep.is_parameter(kB))) {
       beside.emplace(sweep.context(), std::initializer_list<const Tensor*>{&dz, &x_});
     }
     GradientRequest request = sweep.request(kW);

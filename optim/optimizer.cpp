@@ -27,6 +27,9 @@ static_assert(kernels::kSlotElements == ParameterStore::kSlotElements);
 
 constexpr std::string_view kLearningRate = "learning_rate";
 
+/// Elements from which on a pass is long enough to run on its own: beside products it would only slow them down.
+constexpr std::int64_t kFillsGpu = 30'000'000;
+
 /// Zeroed flat buffers, laid out as the set's.
 std::vector<Tensor> make_moments(ParameterStore& store, int count) {
   std::vector<Tensor> moments;
@@ -256,7 +259,9 @@ class Optimizer::Impl {
 
   /// The same with counts and scalars in the GPU's memory; on a branch of their own where there are branches.
   void update_on_device() {
-    Branches* const branches = context().state().branches();
+    std::int64_t elements = 0;
+    for (const kernels::FlatSlot& slot : slots_) elements += slot.size;
+    Branches* const branches = elements < kFillsGpu ? context().state().branches() : nullptr;
     group(branches);
     // The counts must not run ahead of labels that are found to be wrong in forward.
     const std::int64_t begin = branches ? branches->sweep_begin() : 0;

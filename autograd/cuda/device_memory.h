@@ -35,8 +35,6 @@ class CudaBackend final : public Backend {
   const Stream& own_stream() const { return *stream_; }
   /// Work goes to `line` from now on; null: to the context's stream.
   void switch_to(const Stream* line) { line_ = line ? line : stream_.get(); }
-  /// Where there are branches, work on the main line is announced to them; null: there are none.
-  void set_branches(Branches* branches) { branches_ = branches; }
   /// stream(), for work that is about to be enqueued.
   CUstream_st* work_stream();
   /// From now on, whoever waits for this device gets what kernels have reported to `fault`, as a ValueError; it is
@@ -55,6 +53,7 @@ class CudaBackend final : public Backend {
   void convert(void* to, Dtype to_dtype, const void* from, Dtype from_dtype, std::size_t count) override;
   /// Errors: CudaError, also of earlier kernels; ValueError for a fault.
   void synchronize() override;
+  void set_branches(Branches* branches) override { branches_ = branches; }
   std::unique_ptr<Uploads> uploads(std::size_t bytes, int slots) override;
 
  private:

@@ -92,12 +92,14 @@ __global__ void __launch_bounds__(kSummingThreads)
 
 template <class Access>
 void backward(const CudaExecution& execution, const ActivationBackward& args) {
-  const Sweep sweep = plan_summing_sweep(args.dz.rows, args.dz.cols, Access::kWidth);
+  const bool sums = args.bias.data != nullptr;
+  const Sweep sweep = sums ? plan_summing_sweep(args.dz.rows, args.dz.cols, Access::kWidth)
+                           : plan_sweep(args.dz.rows, args.dz.cols, Access::kWidth);
   const SweepScratch<typename Access::Compute> scratch(execution, sweep, Access::kWidth);
   visit_activation(args.activation, [&]<Activation activation>() {
     const auto kernel =
         args.c.data ? backward_kernel<Access, activation, Add::c> : backward_kernel<Access, activation, Add::nothing>;
-    launch(execution, "activation_backward", kernel, sweep.grid(), kSummingThreads, args, sweep,
+    launch(execution, "activation_backward", kernel, sweep.grid(), sums ? kSummingThreads : kSweepThreads, args, sweep,
            scratch.sums(args.bias, args.bias_c));
   });
 }

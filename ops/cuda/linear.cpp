@@ -282,7 +282,7 @@ FusedResult run_input_gradient(const CudaExecution& execution, const LinearInput
                                const InputGradientWay& way) {
   const bool with_bias = args.bias.data != nullptr;
   FusedResult result;
-  if (way.strategy == Strategy::split && with_bias) {
+  if ((way.strategy == Strategy::split || way.leaves_bias) && with_bias) {
     LinearInputGradient without = args;
     without.bias = {};
     without.bias_c = {};

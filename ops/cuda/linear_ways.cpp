@@ -39,7 +39,10 @@ class CountersKept {
   Counters before_;
 };
 
-std::string name_of_way(const InputGradientWay& way) { return std::string(name_of(way.strategy)); }
+std::string_view file_name_of(const InputGradientWay& way) {
+  return way.leaves_bias ? "pass, bias below" : name_of(way.strategy);
+}
+std::string name_of_way(const InputGradientWay& way) { return std::string(file_name_of(way)); }
 std::string name_of_way(BiasWay way) { return way == BiasWay::in_product ? "BGRADB" : "product and column sum"; }
 
 /// Times every way and reports them, the one to use first.
@@ -81,8 +84,6 @@ bool measures(const CudaState& state) {
   return state.plan_policy() == PlanPolicy::measure && !state.settings().deterministic;
 }
 
-// Names in plan files.
-std::string_view file_name_of(const InputGradientWay& way) { return name_of(way.strategy); }
 std::string_view file_name_of(BiasWay way) { return way == BiasWay::in_product ? "in product" : "column sum"; }
 
 template <class Way>
@@ -93,6 +94,8 @@ std::optional<InputGradientWay> way_from(std::string_view name) {
   for (const Strategy strategy : {Strategy::epilogue, Strategy::split, Strategy::pass}) {
     if (name == name_of(strategy)) return InputGradientWay{.strategy = strategy};
   }
+  constexpr InputGradientWay kLeavesBias{.leaves_bias = true};
+  if (name == file_name_of(kLeavesBias)) return kLeavesBias;
   return std::nullopt;
 }
 
@@ -119,9 +122,10 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
   const bool with_bias = args.bias.data != nullptr;
   std::vector<InputGradientWay> ways{{.strategy = preferred}};
   const auto add = [&](const InputGradientWay& way) {
-    if (way.strategy != preferred) ways.push_back(way);
+    if (!way.same_as(ways.front())) ways.push_back(way);
   };
   add({.strategy = Strategy::pass});
+  if (with_bias && args.bias_inputs > 0 && args.activation != Activation::none) add({.leaves_bias = true});
   if (fusable && (!with_bias || args.bias.dtype == args.dx.dtype)) add({.strategy = Strategy::epilogue});
   if (fusable && with_bias && args.bias_inputs > 0) add({.strategy = Strategy::split});
 
@@ -129,7 +133,7 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
     Choice<InputGradientWay> choice = std::move(read->second);
     proposed_input_gradients_.erase(read);
     // The key does not hold all that decides what is possible.
-    if (std::ranges::find(ways, choice.way.strategy, &InputGradientWay::strategy) != ways.end()) {
+    if (std::ranges::any_of(ways, [&](const InputGradientWay& way) { return way.same_as(choice.way); })) {
       ++execution.state.counters().plans_loaded;
       choice.way.note = *texts_
                              .insert(detail::format("dx: {}{}; from a plan file: {}", name_of_way(choice.way),

@@ -23,7 +23,13 @@ namespace fusegrad::kernels {
 /// How dx, its activation gradient and its bias gradient are made.
 struct InputGradientWay {
   Strategy strategy = Strategy::pass;
+  /// pass: the kernel leaves the bias gradient to the weight gradient below, as strategy split does.
+  bool leaves_bias = false;
   std::string_view note = {};  ///< why
+
+  bool same_as(const InputGradientWay& other) const {
+    return strategy == other.strategy && leaves_bias == other.leaves_bias;
+  }
 };
 
 /// How the bias gradient is made that the weight gradient is asked for.

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <optional>
 
 #include <gmock/gmock.h>
 
@@ -174,6 +175,12 @@ TEST_P(StepEqualsEagerTest, AlsoUnderEveryStrategy) {
 /// A net, an optimizer and a step that trains it on fixed shapes; `inside` runs in the function, before backward.
 class StepTest : public DeviceTest {
  protected:
+  /// Algorithms by rank: what is measured may differ from context to context.
+  const Context& context() {
+    if (!context_) context_ = context_on(GetParam(), {.plans = PlanPolicy::heuristic});
+    return *context_;
+  }
+
   struct Training {
     Mlp net;
     Adam optimizer;
@@ -213,6 +220,9 @@ class StepTest : public DeviceTest {
       EXPECT_THAT(error.what(), testing::HasSubstr(text));
     }
   }
+
+ private:
+  std::optional<Context> context_;
 };
 INSTANTIATE_TEST_SUITE_P(Each, StepTest, kDevices, device_name);
 
@@ -251,6 +261,37 @@ TEST_P(StepTest, GoesOnEagerlyAndBack) {
   }
   EXPECT_EQ(all_values(mixed.net.parameters()), all_values(eager.net.parameters()));
   EXPECT_EQ(mixed.optimizer.state().parameters[0].steps, 12);
+}
+
+TEST_P(StepTest, MeasuresItsPlansAtFirstUnlessToldOtherwise) {
+  if (!on_gpu()) GTEST_SKIP() << "a CPU has nothing to choose";
+  for (const bool told : {false, true}) {
+    ContextOptions options;
+    if (told) options.plans = PlanPolicy::heuristic;
+    const Context fresh = context_on(GetParam(), options);
+    const Mlp net(fresh, {.widths = {16, 24, 8}, .seed = 1});
+    Adam optimizer(net.parameters());
+    const auto function = [&](Tape& tape, const Tensor& input, const Tensor& wanted) {
+      const Var loss = mse_loss(net(tape.input(input)), wanted);
+      tape.backward(loss);
+      optimizer.step();
+      return loss;
+    };
+    const Tensor input = random_tensor(fresh, {32, 16}, Dtype::f32, 1);
+    const Tensor wanted = random_tensor(fresh, {32, 8}, Dtype::f32, 2);
+    {
+      Tape tape(fresh);
+      function(tape, input, wanted);
+    }
+    EXPECT_EQ(fresh.counters().plans_measured, 0);
+    Step step(fresh, function);
+    step(input, wanted);
+    const std::int64_t measured = fresh.counters().plans_measured;
+    EXPECT_EQ(measured > 0, !told);
+    for (int i = 0; i < 3; ++i) step(input, wanted);
+    EXPECT_EQ(fresh.counters().plans_measured, measured);
+    EXPECT_TRUE(std::isfinite(step.loss(3)));
+  }
 }
 
 TEST_P(StepTest, KeepsAGraphForEachShape) {
@@ -417,6 +458,8 @@ TEST_P(StepTest, RefusesWhatAGraphCannotRepeat) {
   Tensor there = Tensor::zeros(context(), {4}, Dtype::f32);
   Training nested = training();
   Step inner = step_of(nested);
+  const Tensor input = x();
+  const Tensor wanted = target();
   const std::pair<std::function<void(Optimizer&, const Var&)>, const char*> acts[] = {
       {[&](Optimizer&, const Var& loss) { loss.value().item(); }, "a tensor was read"},
       {[&](Optimizer&, const Var& loss) { loss.value().to(other); }, "another context"},
@@ -430,7 +473,7 @@ TEST_P(StepTest, RefusesWhatAGraphCannotRepeat) {
       {[&](Optimizer&, const Var&) { Tensor::zeros(other, {2}, Dtype::f32); }, "another context"},
       {[&](Optimizer& optimizer, const Var&) { optimizer.set_learning_rate(1); }, "learning rate"},
       {[&](Optimizer& optimizer, const Var&) { optimizer.steps(optimizer.parameters()[0]); }, "step counts were read"},
-      {[&](Optimizer&, const Var&) { inner(x(), target()); }, "cannot be called by a step function"}};
+      {[&](Optimizer&, const Var&) { inner(input, wanted); }, "cannot be called by a step function"}};
   for (const auto& [act, message] : acts) {
     for (const int call : {0, 1}) {  // when it first runs, and when it is captured
       SCOPED_TRACE(testing::Message() << message << ", call " << call);
