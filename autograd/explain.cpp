@@ -9,18 +9,6 @@
 namespace fusegrad::detail {
 namespace {
 
-std::string_view text_of(AbsorbOutcome outcome) {
-  switch (outcome) {
-    case AbsorbOutcome::none: return "";
-    case AbsorbOutcome::absorbed: return "activation gradient absorbed by the consumer";
-    case AbsorbOutcome::consumer_cannot: return "activation gradient not absorbed: the last consumer cannot";
-    case AbsorbOutcome::observed: return "activation gradient not absorbed: the gradient is hooked or retained";
-    case AbsorbOutcome::fusion_off: return "activation gradient not absorbed: fusion is off";
-    case AbsorbOutcome::declined: return "activation gradient not absorbed: the consumer declined";
-  }
-  return "";
-}
-
 std::string_view name_of(AbsorbOutcome outcome) {
   switch (outcome) {
     case AbsorbOutcome::none: return "none";
@@ -43,6 +31,10 @@ std::string_view name_of(NodeKind kind) {
   return "op";
 }
 
+std::int64_t value_bytes(const Node& node) {
+  return node.shape.size() * static_cast<std::int64_t>(size_of(node.dtype));
+}
+
 using Json = nlohmann::ordered_json;
 
 Json list_of(std::span<const std::string_view> notes) {
@@ -54,6 +46,20 @@ Json list_of(std::span<const std::string_view> notes) {
 }
 
 }  // namespace
+
+std::string_view absorb_text(const Node& node) {
+  switch (node.absorb) {
+    case AbsorbOutcome::none: return "";
+    case AbsorbOutcome::absorbed:
+      return node.bias_absorbed ? "activation gradient absorbed by the consumer, with the bias gradient"
+                                : "activation gradient absorbed by the consumer";
+    case AbsorbOutcome::consumer_cannot: return "activation gradient not absorbed: the last consumer cannot";
+    case AbsorbOutcome::observed: return "activation gradient not absorbed: the gradient is hooked or retained";
+    case AbsorbOutcome::fusion_off: return "activation gradient not absorbed: fusion is off";
+    case AbsorbOutcome::declined: return "activation gradient not absorbed: the consumer declined";
+  }
+  return "";
+}
 
 std::string TapeState::explain() const {
   if (mode == Mode::inference) return "an inference tape records nothing\n";
@@ -67,7 +73,7 @@ std::string TapeState::explain() const {
       fmt::format_to(out, " \"{}\"", parameter.name());
     }
     if (node.input_count != 0) fmt::format_to(out, "({})", fmt::join(inputs_of(node), ", "));
-    fmt::format_to(out, " {} {}", name_of(node.dtype), node.shape.to_string());
+    fmt::format_to(out, " {} {}, {} bytes", name_of(node.dtype), node.shape.to_string(), value_bytes(node));
     if (node.saved_bytes != 0) fmt::format_to(out, ", saves {} bytes", node.saved_bytes);
     if (!node.needs_gradient) fmt::format_to(out, ", constant");
     text += '\n';
@@ -78,9 +84,13 @@ std::string TapeState::explain() const {
       if (!note.empty()) fmt::format_to(out, "       backward: {}\n", note);
     }
     if (node.absorb != AbsorbOutcome::none) {
-      fmt::format_to(out, "       {}{}\n", text_of(node.absorb), node.bias_absorbed ? ", with the bias gradient" : "");
+      fmt::format_to(out, "       {}\n", absorb_text(node));
     }
   }
+  const TapeMemory total = memory();
+  fmt::format_to(
+      out, "total: values {} bytes, saved {} bytes beside {} of leaves; parameters {} bytes, gradients {} bytes\n",
+      total.values, total.saved, total.saved_leaves, total.parameters, total.gradients);
   return text;
 }
 
@@ -95,6 +105,7 @@ std::string TapeState::explain_json() const {
     one["inputs"] = inputs_of(node);
     one["dtype"] = fusegrad::name_of(node.dtype);
     one["shape"] = std::move(shape);
+    one["value_bytes"] = value_bytes(node);
     one["saved_bytes"] = node.saved_bytes;
     one["needs_gradient"] = node.needs_gradient;
     one["forward"] = list_of(node.forward_notes);
@@ -103,9 +114,16 @@ std::string TapeState::explain_json() const {
     one["bias_absorbed"] = node.bias_absorbed;
     all.push_back(std::move(one));
   }
+  const TapeMemory total = memory();
   const Json tape{{"mode", mode == Mode::training ? "training" : "inference"},
                   {"fusion", fusion == Fusion::on ? "on" : "off"},
-                  {"nodes", std::move(all)}};
+                  {"nodes", std::move(all)},
+                  {"memory",
+                   {{"values", total.values},
+                    {"saved", total.saved},
+                    {"saved_leaves", total.saved_leaves},
+                    {"parameters", total.parameters},
+                    {"gradients", total.gradients}}}};
   // A parameter's name may be any bytes.
   return tape.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

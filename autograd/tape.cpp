@@ -53,6 +53,7 @@ void TapeState::clear() {
   parameters.clear();
   hooks.clear();
   slots.clear();
+  saved.clear();
   rules.rewind();
   spent = false;
 }
@@ -68,6 +69,7 @@ Var TapeState::add(const Node& node, std::span<const std::uint32_t> node_inputs,
   nodes.back().input_count = static_cast<std::uint8_t>(node_inputs.size());
   nodes.back().shape = value.shape();
   nodes.back().dtype = value.dtype();
+  nodes.back().value = value.raw();
   return Var(shared_from_this(), index, generation, value);
 }
 
@@ -237,6 +239,8 @@ std::int64_t Tape::saved_bytes() const {
   return bytes;
 }
 
+TapeMemory Tape::memory() const { return state_->memory(); }
+
 std::string Tape::explain(ExplainFormat format) const {
   return format == ExplainFormat::json ? state_->explain_json() : state_->explain();
 }
@@ -279,16 +283,21 @@ Var Recording::add_node(const Tensor& y, Rule* rule) {
   node.rule = rule;
   node.needs_gradient = differentiable_;
   node.forward_notes = notes_;
-  if (rule) {
-    for (const Saved& saved : rule->saved()) node.saved_bytes += saved.tensor.bytes();
-  }
   std::array<std::uint32_t, kMaxInputs> indices{};
   for (int i = 0; i < input_count_; ++i) {
     indices[static_cast<std::size_t>(i)] = inputs_[static_cast<std::size_t>(i)]->index_;
   }
+  const std::size_t saved_before = state_->saved.size();
   try {
+    if (rule) {
+      for (const Saved& saved : rule->saved()) {
+        node.saved_bytes += saved.tensor.bytes();
+        state_->saved.push_back({saved.tensor.raw(), saved.tensor.bytes()});
+      }
+    }
     return state_->add(node, std::span(indices).first(static_cast<std::size_t>(input_count_)), y);
   } catch (...) {
+    state_->saved.resize(saved_before);
     if (rule) rule->~Rule();
     throw;
   }

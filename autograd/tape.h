@@ -65,6 +65,17 @@ class Var {
   Tensor value_;
 };
 
+/// Bytes of what a tape has recorded and of the parameters in it.
+struct TapeMemory {
+  std::int64_t values = 0;  ///< of what the ops made; those that are not saved, kept or held by a Var may be gone
+  /// Of what ops saved for backward and the tape keeps alive until then: activations, masks, pre-activations, labels. A
+  /// tensor that several ops saved counts once.
+  std::int64_t saved = 0;
+  std::int64_t saved_leaves = 0;  ///< of what they saved among parameters, inputs and variables, each once
+  std::int64_t parameters = 0;    ///< of their values, and of the master weights of 16-bit ones
+  std::int64_t gradients = 0;     ///< of those parameters that get one
+};
+
 /// What Tape::explain returns: lines to read, or the same as a JSON object for programs.
 enum class ExplainFormat : std::uint8_t { text, json };
 
@@ -147,10 +158,14 @@ class Tape {
   std::int64_t size() const;
   /// Bytes that backward will read and that nothing else keeps alive on purpose: the saved values of all nodes.
   std::int64_t saved_bytes() const;
-  /// One line a node: op, shape, dtype, what ran forward and backward, and why. As JSON, indented by one space:
-  ///   {"mode": "training", "fusion": "on", "nodes": [{"index", "kind", "op", "inputs", "dtype", "shape",
-  ///   "saved_bytes",
-  ///    "needs_gradient", "forward": [...], "backward": [...], "absorb", "bias_absorbed"}, ...]}
+  /// What the step holds. All 0 for an inference tape.
+  TapeMemory memory() const;
+  /// One line a node: op, dtype, shape, bytes of its value and of what it saved, what ran forward and backward, and
+  /// why; then memory() as one line. As JSON, indented by one space:
+  ///   {"mode": "training", "fusion": "on",
+  ///    "nodes": [{"index", "kind", "op", "inputs", "dtype", "shape", "value_bytes", "saved_bytes", "needs_gradient",
+  ///               "forward": [...], "backward": [...], "absorb", "bias_absorbed"}, ...],
+  ///    "memory": {"values", "saved", "saved_leaves", "parameters", "gradients"}}
   /// A parameter has its "name" too. "forward" and "backward" hold the same notes as the text: the strategy, the
   /// algorithm, its time and the runners-up if they were measured, the reason for any fallback. "absorb" is "none",
   /// "absorbed", "consumer_cannot", "observed", "fusion_off" or "declined". An inference tape has no nodes.

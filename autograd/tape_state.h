@@ -41,6 +41,10 @@ enum class NodeKind : std::uint8_t { input, variable, parameter, op };
 /// Why an activation gradient was not offered to the consumer, or that it was absorbed; for explain().
 enum class AbsorbOutcome : std::uint8_t { none, absorbed, consumer_cannot, observed, fusion_off, declined };
 
+struct Node;
+/// What explain() says of node.absorb; "" for none. Defined in explain.cpp.
+std::string_view absorb_text(const Node& node);
+
 struct Node {
   std::string_view op;
   Rule* rule = nullptr;  ///< null for leaves, constants, and nodes whose rule has run
@@ -57,6 +61,7 @@ struct Node {
   Dtype dtype = Dtype::f32;
   Shape shape = {};
   std::int64_t saved_bytes = 0;
+  const void* value = nullptr;  ///< where the value is, or was
   std::array<std::string_view, 2> forward_notes = {};
   std::array<std::string_view, 6> backward_notes = {};  ///< those given are in front
 };
@@ -65,6 +70,12 @@ struct Node {
 struct ParameterLeaf {
   Parameter parameter;
   std::uint32_t node = 0;
+};
+
+/// A tensor that a rule has saved: where it is, or was. All those of a tape exist at the same time.
+struct SavedMemory {
+  const void* data;
+  std::int64_t bytes;
 };
 
 /// The gradient of one node while the sweep runs, and of variables and retained values afterwards.
@@ -103,6 +114,8 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
     return std::span(inputs).subspan(node.first_input, node.input_count);
   }
 
+  TapeMemory memory() const;  // tape_memory.cpp
+
   // explain.cpp
   std::string explain() const;
   std::string explain_json() const;
@@ -120,6 +133,7 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
   std::vector<ParameterLeaf> parameters;
   std::vector<std::pair<std::uint32_t, GradientHook>> hooks;
   std::vector<GradientSlot> slots;
+  std::vector<SavedMemory> saved;
   RuleMemory rules;
 
  private:

@@ -118,6 +118,12 @@ class Optimizer::Impl {
     return report;
   }
 
+  std::int64_t state_bytes() const {
+    std::int64_t bytes = 0;
+    for (const Tensor& moment : moments_) bytes += moment.bytes();
+    return bytes;
+  }
+
   const ParameterSet& parameters() const { return parameters_; }
   double learning_rate() const { return learning_rate_; }
   void set_learning_rate(double learning_rate) {
@@ -360,6 +366,7 @@ const ParameterSet& Optimizer::parameters() const { return impl().parameters(); 
 double Optimizer::learning_rate() const { return impl().learning_rate(); }
 void Optimizer::set_learning_rate(double learning_rate) { impl().set_learning_rate(learning_rate); }
 std::int64_t Optimizer::steps(const Parameter& parameter) const { return impl().steps(parameter); }
+std::int64_t Optimizer::state_bytes() const { return impl().state_bytes(); }
 OptimizerState Optimizer::state() const { return impl().state(); }
 void Optimizer::load_state(const OptimizerState& state) { impl().load_state(state); }
 

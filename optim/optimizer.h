@@ -80,6 +80,9 @@ class Optimizer {
   /// Updates applied to `parameter` so far. Errors: ValueError if it is not of this set.
   std::int64_t steps(const Parameter& parameter) const;
 
+  /// Bytes of the moments that it keeps for all parameters.
+  std::int64_t state_bytes() const;
+
   OptimizerState state() const;
   /// Takes over a state, options included; only the guard's option stays. Parameters are matched by name.
   /// Errors: ValueError if the kind differs, an option is missing, unknown or out of range, a name is missing, unknown

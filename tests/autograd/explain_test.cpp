@@ -45,7 +45,8 @@ std::string text_of(const json& node) {
     return joined;
   };
   if (!node.at("inputs").empty()) text += "(" + list(node.at("inputs")) + ")";
-  text += " " + node.at("dtype").get<std::string>() + " [" + list(node.at("shape")) + "]";
+  text += " " + node.at("dtype").get<std::string>() + " [" + list(node.at("shape")) + "], " +
+          std::to_string(node.at("value_bytes").get<int>()) + " bytes";
   if (node.at("saved_bytes") != 0) text += ", saves " + std::to_string(node.at("saved_bytes").get<int>()) + " bytes";
   if (!node.at("needs_gradient").get<bool>()) text += ", constant";
   text += "\n";
@@ -68,6 +69,10 @@ TEST_P(ExplainTest, JsonHoldsWhatTheTextSays) {
   ASSERT_EQ(static_cast<std::int64_t>(explained.at("nodes").size()), tape.size());
   std::string text;
   for (const json& node : explained.at("nodes")) text += text_of(node);
+  const auto total = [&](const char* of) { return std::to_string(explained.at("memory").at(of).get<int>()); };
+  text += "total: values " + total("values") + " bytes, saved " + total("saved") + " bytes beside " +
+          total("saved_leaves") + " of leaves; parameters " + total("parameters") + " bytes, gradients " +
+          total("gradients") + " bytes\n";
   EXPECT_EQ(text, tape.explain());
   EXPECT_THAT(text, HasSubstr("activation gradient absorbed by the consumer"));
 }

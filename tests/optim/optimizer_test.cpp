@@ -121,6 +121,13 @@ INSTANTIATE_TEST_SUITE_P(All, OptimizerTest,
                                               name_of(std::get<1>(each.param)), name_of(std::get<2>(each.param)));
                          });
 
+TEST_P(OptimizerTest, SaysHowMuchItKeeps) {
+  const ParameterSet set = set_of({10, 200}, dtype(), device_context({.threads = 1}));
+  const std::int64_t moments = kind() == Kind::sgd ? 0 : kind() == Kind::adam || kind() == Kind::adamw ? 2 : 1;
+  const auto element = static_cast<std::int64_t>(size_of(accumulation_dtype(dtype())));
+  EXPECT_EQ(make_optimizer(kind(), set).state_bytes(), moments * (128 + 256) * element) << "in multiples of 128";
+}
+
 TEST_P(OptimizerTest, StepsEveryElementOfAwkwardSizesAlike) {
   // Each element of a large set must move as it would in a set of its own.
   const ParameterSet set = set_of(kAwkwardSizes, dtype(), device_context({.threads = 2}));
