@@ -11,6 +11,7 @@
 #include <fusegrad/autograd/step.h>
 #include <fusegrad/autograd/tape.h>
 #include <fusegrad/autograd/tensor.h>
+#include <fusegrad/autograd/trace.h>
 #include <fusegrad/io/csv.h>
 #include <fusegrad/io/data_loader.h>
 #include <fusegrad/io/dataset.h>

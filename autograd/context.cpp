@@ -11,6 +11,8 @@
 #include <fusegrad/autograd/cpu/host_memory.h>
 #include <fusegrad/autograd/cuda/cuda_state.h>
 #include <fusegrad/autograd/cuda/device.h>
+#include <fusegrad/autograd/cuda/nvtx.h>
+#include <fusegrad/autograd/execution.h>
 
 namespace fusegrad {
 namespace {
@@ -84,6 +86,14 @@ std::string resolve_plan_cache(const std::optional<std::string>& option) {
   return path ? path : "";
 }
 
+bool is_annotated() {
+  if constexpr (kWithCuda) {
+    return detail::has_nvtx_tool();
+  } else {
+    return false;
+  }
+}
+
 detail::ContextSettings resolve(const ContextOptions& options) {
   return {.threads = resolve_threads(options.threads),
           .fusion = resolve_fusion(options.fusion),
@@ -99,6 +109,9 @@ detail::ContextSettings resolve(const ContextOptions& options) {
 namespace detail {
 
 constinit thread_local const ContextState* ContextState::stepping_ = nullptr;
+
+ContextState::ContextState(std::unique_ptr<Backend> backend, const ContextSettings& settings)
+    : memory_(std::move(backend)), pool_(settings.threads), settings_(settings), annotated_(is_annotated()) {}
 
 ContextState::~ContextState() {
   for (const Constant& constant : constants_) memory_.give_back(constant.storage);

@@ -10,6 +10,7 @@
 #include <fusegrad/autograd/context.h>
 #include <fusegrad/autograd/cpu/thread_pool.h>
 #include <fusegrad/autograd/memory.h>
+#include <fusegrad/autograd/profile.h>
 #include <fusegrad/autograd/tensor.h>
 
 namespace fusegrad::detail {
@@ -33,8 +34,7 @@ struct ContextSettings {
 
 class ContextState : public std::enable_shared_from_this<ContextState> {
  public:
-  ContextState(std::unique_ptr<Backend> backend, const ContextSettings& settings)
-      : memory_(std::move(backend)), pool_(settings.threads), settings_(settings) {}
+  ContextState(std::unique_ptr<Backend> backend, const ContextSettings& settings);
   ~ContextState();
   ContextState(const ContextState&) = delete;
   ContextState& operator=(const ContextState&) = delete;
@@ -68,6 +68,18 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
     if (step_run_ && cuda_) [[unlikely]]
       refuse_host_copy(what);
   }
+  /// The range of some work, from now until it is destroyed; nothing unless anybody looks. Errors: CudaError.
+  ProfileRange profile(ProfilePhase phase, std::string_view name) {
+    if (profiled()) [[unlikely]]
+      return {*this, phase, name};
+    return {};
+  }
+  bool profiled() const { return annotated_ || trace_; }
+  /// True if ranges are shown to a tool as well.
+  bool annotated() const { return annotated_; }
+  /// Where ranges are recorded; null without a Trace.
+  const std::shared_ptr<TraceLog>& trace() const { return trace_; }
+  void set_trace(std::shared_ptr<TraceLog> trace) { trace_ = std::move(trace); }
   /// Null on a CPU.
   CudaState* cuda() const { return cuda_.get(); }
   void attach(std::shared_ptr<CudaState> cuda) { cuda_ = std::move(cuda); }
@@ -93,6 +105,8 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
     Storage* storage;
   };
   std::vector<Constant> constants_;
+  const bool annotated_;
+  std::shared_ptr<TraceLog> trace_;
   StepRun* step_run_ = nullptr;
   Branches* branches_ = nullptr;
   std::shared_ptr<CudaState> cuda_;  // last, because it gives its memory back to the backend

@@ -33,6 +33,7 @@
 #include <utility>
 
 #include <fusegrad/autograd/branch_log.h>
+#include <fusegrad/autograd/profile.h>
 #include <fusegrad/autograd/tape.h>
 
 namespace fusegrad {
@@ -73,7 +74,7 @@ class Rule {
   int saved_count_ = 0;
 };
 
-/// One call of an op while it is being recorded.
+/// One call of an op while it is being recorded. Until its end, what runs is the op's forward to profilers.
 class Recording {
  public:
   /// Errors: StateError if an input is undefined, stale or on another tape than the first, or the tape is spent.
@@ -115,6 +116,7 @@ class Recording {
   std::array<const Var*, kMaxInputs> inputs_{};
   int input_count_ = 0;
   bool differentiable_ = false;
+  detail::ProfileRange range_;
 };
 
 /// Records `parameter` as a leaf on the tape that `x` belongs to: how a module finds the tape of its input.

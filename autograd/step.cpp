@@ -149,6 +149,7 @@ class Step::Impl {
   }
 
   Tensor run_here(std::span<const Tensor> arguments) {
+    const detail::ProfileRange range = context_.state().profile(detail::ProfilePhase::step, "step");
     run_.clear();
     Tensor result;
     context_.state().set_step(&run_, nullptr);
@@ -173,13 +174,14 @@ class Step::Impl {
       if (!history_ && options_.mode == Mode::training) history_ = std::make_shared<detail::LossHistory>(kKeptLosses);
       Variant* variant = find(arguments);
       if (!variant) variant = add(likes_of(arguments));
+      if (variant->has_run && !variant->graph) capture(*variant);
+      const detail::ProfileRange range = profile_call(*variant);
       for (std::size_t i = 0; i < arguments.size(); ++i) {
         Tensor& input = variant->inputs[i];
         if (input.raw() != arguments[i].raw()) input.copy_from(arguments[i]);
       }
       variant->last_use = ++tick_;
       if (!variant->has_run) return run_first(*variant);
-      if (!variant->graph) capture(*variant);
       variant->graph->launch(context_.state().cuda()->backend().own_stream());
       ++info_.replays;
       info_.graph_nodes = variant->graph->size();
@@ -187,6 +189,19 @@ class Step::Impl {
         storage->version.fetch_add(1, std::memory_order_relaxed);
       }
       return variant->result;
+    } else {
+      return {};
+    }
+  }
+
+  /// The range of a call.
+  detail::ProfileRange profile_call([[maybe_unused]] const Variant& variant) const {
+    if constexpr (kWithCuda) {
+      detail::ContextState& state = context_.state();
+      if (!state.profiled()) return {};
+      const std::string name =
+          variant.graph ? detail::format("step (graph of {} nodes)", variant.graph->size()) : "step (first run)";
+      return state.profile(detail::ProfilePhase::step, name);
     } else {
       return {};
     }
@@ -252,6 +267,7 @@ class Step::Impl {
 
   void capture(Variant& variant) {
     if constexpr (kWithCuda) {
+      const detail::ProfileRange range = context_.state().profile(detail::ProfilePhase::step, "step (capture)");
       StepRun run(true);
       variant.result = Tensor();
       try {

@@ -208,7 +208,13 @@ void TapeState::visit(std::uint32_t index) {
   if (!node.rule) return;
   open_ = {};
   Backward turn(*this, index);
+  ProfileRange range = context->state().profile(ProfilePhase::backward, node.op);
   node.rule->backward(turn);
+  if (range.traced()) [[unlikely]] {
+    range.output(node.shape, node.dtype);
+    for (const std::string_view note : node.backward_notes) range.note(note);
+    range.note(absorb_text(node));
+  }
   require<StateError>(!changed_since_forward(node),
                       "backward: a value that {} (node {}) saved was changed while backward ran, by a hook or as the "
                       "gradient that it is",

@@ -261,6 +261,7 @@ Recording::Recording(std::string_view op, std::initializer_list<std::reference_w
     state_->check_open(op);
     inputs_[static_cast<std::size_t>(input_count_++)] = &input;
   }
+  range_ = context().state().profile(detail::ProfilePhase::forward, op);
 }
 
 const Context& Recording::context() const { return *state_->context; }
@@ -283,6 +284,10 @@ Var Recording::add_node(const Tensor& y, Rule* rule) {
   node.rule = rule;
   node.needs_gradient = differentiable_;
   node.forward_notes = notes_;
+  if (range_.traced()) [[unlikely]] {
+    range_.output(y.shape(), y.dtype());
+    for (const std::string_view note : notes_) range_.note(note);
+  }
   std::array<std::uint32_t, kMaxInputs> indices{};
   for (int i = 0; i < input_count_; ++i) {
     indices[static_cast<std::size_t>(i)] = inputs_[static_cast<std::size_t>(i)]->index_;

@@ -96,6 +96,7 @@ class Optimizer::Impl {
   }
 
   StepReport step() {
+    const detail::ProfileRange range = context().state().profile(detail::ProfilePhase::optimizer, rule_->kind());
     StepReport report;
     const bool scaled = collect();
     report.stepped = static_cast<std::int64_t>(active_.size());

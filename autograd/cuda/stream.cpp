@@ -44,4 +44,18 @@ void Event::make_wait(CUstream_st* stream) const { FUSEGRAD_CUDA(cudaStreamWaitE
 
 void Event::synchronize() const { FUSEGRAD_CUDA(cudaEventSynchronize(event_)); }
 
+TimedEvent::TimedEvent() { FUSEGRAD_CUDA(cudaEventCreateWithFlags(&event_, cudaEventDefault)); }
+
+TimedEvent::~TimedEvent() { drop_cuda_error(cudaEventDestroy(event_)); }
+
+void TimedEvent::record(CUstream_st* stream) { FUSEGRAD_CUDA(cudaEventRecord(event_, stream)); }
+
+void TimedEvent::synchronize() const { FUSEGRAD_CUDA(cudaEventSynchronize(event_)); }
+
+double TimedEvent::microseconds_since(const TimedEvent& before) const {
+  float milliseconds = 0;
+  FUSEGRAD_CUDA(cudaEventElapsedTime(&milliseconds, before.event_, event_));
+  return 1000.0 * static_cast<double>(milliseconds);
+}
+
 }  // namespace fusegrad::detail

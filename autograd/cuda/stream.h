@@ -54,4 +54,24 @@ class Event {
   CUevent_st* event_ = nullptr;
 };
 
+/// A point in a stream's work and the time at which it was reached.
+class TimedEvent {
+ public:
+  /// Errors: CudaError.
+  TimedEvent();
+  ~TimedEvent();
+  TimedEvent(const TimedEvent&) = delete;
+  TimedEvent& operator=(const TimedEvent&) = delete;
+
+  /// Moves the point to the present end of `stream`. Errors: CudaError.
+  void record(CUstream_st* stream);
+  /// The host waits for the point. Errors: CudaError.
+  void synchronize() const;
+  /// Time from `before` to this, both reached. Errors: CudaError.
+  double microseconds_since(const TimedEvent& before) const;
+
+ private:
+  CUevent_st* event_ = nullptr;
+};
+
 }  // namespace fusegrad::detail

@@ -4,6 +4,7 @@
 // not at all, or while a copy needs it, ends the program.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -68,7 +69,9 @@ struct CUstream_st {
   bool capturing = false;  // what is captured is done at once all the same
 };
 struct CUevent_st {
-  std::shared_ptr<Queue> queue;
+  bool timed = false;
+  std::chrono::steady_clock::time_point time = {};  // of the last record
+  std::shared_ptr<Queue> queue = nullptr;
   std::size_t point = 0;
 };
 struct CUmemPoolHandle_st {
@@ -162,12 +165,20 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t event, unsigned) {
   return run_to(event), cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return *event = new CUevent_st, cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  return *event = new CUevent_st{.timed = (flags & cudaEventDisableTiming) == 0}, cudaSuccess;
+}
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const std::lock_guard lock(mutex);
   event->queue = stream->queue;
   event->point = stream->queue->added();
+  event->time = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  if (!from->timed || !to->timed || !from->queue || !to->queue) return cudaErrorInvalidResourceHandle;
+  *milliseconds = std::chrono::duration<float, std::milli>(to->time - from->time).count();
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
