@@ -41,6 +41,7 @@ struct Options {
   std::string data = FUSEGRAD_DIGITS_CSV;
   std::string idx_dir;
   std::string save;
+  std::string trace;
   bool json = false;
   bool explain = false;
   bool captured = false;
@@ -94,6 +95,8 @@ std::optional<int> parse(int argc, char** argv, Options& options) {
   const auto data = app.add_option("--data", options.data, "a CSV file: pixels, then the label, in each row");
   app.add_option("--idx-dir", options.idx_dir, "a folder with the four MNIST files, plain or gzip")->excludes(data);
   app.add_option("--save", options.save, "write the trained weights to this safetensors file")->check(can_be_written);
+  app.add_option("--trace", options.trace, "write a timeline of the first 100 steps to this file, for ui.perfetto.dev")
+      ->check(can_be_written);
   const auto json = app.add_flag("--json", options.json, "print one JSON object instead of text");
   const auto explain =
       app.add_flag("--explain", options.explain, "print how each part of the first step ran")->excludes(json);
@@ -153,6 +156,26 @@ fg::BackwardOptions backward_options(const Options& options) {
   return {.loss_scale = options.dtype == fg::Dtype::f16 ? 1024.0 : 1.0};
 }
 
+/// A timeline of the first steps, if the options want one.
+class Timeline {
+ public:
+  Timeline(const fg::Context& context, const Options& options) : path_(options.trace) {
+    if (!path_.empty()) trace_.emplace(context);
+  }
+  void end_step() {
+    constexpr int kSteps = 100;
+    if (trace_ && ++steps_ == kSteps) trace_->stop();
+  }
+  void write() const {
+    if (trace_) trace_->write(path_);
+  }
+
+ private:
+  std::string path_;
+  std::optional<fg::Trace> trace_;
+  int steps_ = 0;
+};
+
 /// The same as train() with steps that a GPU captures and repeats.
 double train_captured(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& rows, const Options& options) {
   // A graph has no one to ask whether the gradients are finite.
@@ -166,6 +189,7 @@ double train_captured(const fg::Context& context, const fg::Mlp& net, const fg::
     return loss;
   });
   constexpr std::size_t kBehind = 100;  // losses are read so many calls later: the GPU waits for nobody
+  Timeline timeline(context, options);
   double loss_sum = 0;
   for (int epoch = 1; epoch <= options.epochs; ++epoch) {
     const std::int64_t first = step.info().calls;
@@ -176,11 +200,13 @@ double train_captured(const fg::Context& context, const fg::Mlp& net, const fg::
     loss_sum = 0;
     for (auto [x, label] : batches) {
       step(x, label);
+      timeline.end_step();
       sizes.push_back(label.size());
       if (sizes.size() > kBehind) add_loss(sizes.size() - 1 - kBehind);
     }
     for (std::size_t i = sizes.size() - std::min(sizes.size(), kBehind); i < sizes.size(); ++i) add_loss(i);
   }
+  timeline.write();
   return loss_sum / static_cast<double>(rows.size());
 }
 
@@ -191,6 +217,7 @@ double train(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& 
                          {.batch_size = options.batch, .shuffle_seed = options.seed, .dtype = options.dtype});
   const bool progress = isatty(STDOUT_FILENO) != 0 && !options.json;
   bool explain = options.explain;
+  Timeline timeline(context, options);
   double mean_loss = 0;
   for (int epoch = 1; epoch <= options.epochs; ++epoch) {
     const auto start = std::chrono::steady_clock::now();
@@ -204,6 +231,7 @@ double train(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& 
       tape.backward(loss, backward_options(options));
       optimizer.step();
       if (std::exchange(explain, false)) fmt::print("{}", tape.explain());
+      timeline.end_step();
       loss_sum += loss.item() * static_cast<double>(label.size());
     }
     mean_loss = loss_sum / static_cast<double>(rows.size());
@@ -215,6 +243,7 @@ double train(const fg::Context& context, const fg::Mlp& net, const fg::Dataset& 
     std::fflush(stdout);
   }
   if (progress) fmt::print("\n");
+  timeline.write();
   return mean_loss;
 }
 

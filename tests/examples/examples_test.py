@@ -67,6 +67,18 @@ class TrainDigitsTest(unittest.TestCase):
             self.assertEqual(lines[-1], "test accuracy 1.0000")
             self.assertTrue(saved.exists())
 
+    def test_writes_a_timeline_of_the_first_steps(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "trace.json")
+            for epochs, steps, *how in ((1, 23), (6, 100), (1, 23, "--captured")):
+                self.train("--trace", file, "--epochs", epochs, *how)
+                events = [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
+                names = [event["name"] for event in events]
+                self.assertEqual(names.count("adamw step"), steps)
+                self.assertEqual(names.count("linear backward"), 3 * steps)
+                self.assertEqual(names.count("step"), steps if how else 0)
+                self.assertTrue(all(event["dur"] > 0 for event in events))
+
     def test_names_a_wrong_option(self):
         for option in ("--hidden", "--batch", "--learning-rate"):
             for value in ("0", "-4", "many", "nan"):
@@ -89,6 +101,7 @@ class TrainDigitsTest(unittest.TestCase):
                                  (folder, "is no regular file"), (folder + "/", "is no regular file")):
                 self.refused(reason, "--save", path, "--epochs", 1000000)
                 self.refused("--save: ", "--save", path, "--epochs", 1000000)
+                self.refused(reason, "--trace", path, "--epochs", 1000000)
             self.train("--save", file, "--epochs", 1)
             self.assertGreater(file.stat().st_size, 100000)
 
