@@ -14,9 +14,6 @@ constexpr std::int64_t kFreeCache = std::int64_t{64} << 20;
 /// A block of so many bytes is worth waiting for; smaller ones are made anew while a branch still uses the others.
 constexpr std::size_t kWorthAWait = std::size_t{16} << 20;
 
-/// True if a block of `held` bytes may stand in for one of `bytes`: it wastes at most an eighth.
-bool fits(std::size_t held, std::size_t bytes) { return held >= bytes && held - bytes <= bytes / 8; }
-
 }  // namespace
 
 MemoryCache::~MemoryCache() {
@@ -39,12 +36,8 @@ Storage* MemoryCache::take(std::size_t bytes) {
     Storage* storage = take_from_arena(rounded);
     return storage ? storage : take_new(rounded, bytes);
   }
-  Storage* storage = take_cached(bins_, rounded);
-  if (storage) {
-    use_.cached -= static_cast<std::int64_t>(storage->bytes);
-  } else {
-    storage = take_new(rounded, bytes);
-  }
+  Storage* storage = take_cached(rounded);
+  if (!storage) storage = take_new(rounded, bytes);
   use_.in_use += static_cast<std::int64_t>(storage->bytes);
   use_.peak_in_use = std::max(use_.peak_in_use, use_.in_use);
   return storage;
@@ -124,11 +117,12 @@ void MemoryCache::dissolve(Arena& arena) {
   arena.bytes_ = 0;
 }
 
-Storage* MemoryCache::take_cached(std::vector<MemoryBin>& bins, std::size_t bytes) {
-  for (auto bin = std::ranges::lower_bound(bins, bytes, {}, &MemoryBin::bytes);
-       bin != bins.end() && fits(bin->bytes, bytes); ++bin) {
+Storage* MemoryCache::take_cached(std::size_t bytes) {
+  for (auto bin = std::ranges::lower_bound(bins_, bytes, {}, &MemoryBin::bytes);
+       bin != bins_.end() && bin->bytes - bytes <= bytes / 8; ++bin) {
     if (Storage* storage = bin->head) {
       bin->head = storage->next;
+      use_.cached -= static_cast<std::int64_t>(storage->bytes);
       return storage;
     }
   }
@@ -136,15 +130,14 @@ Storage* MemoryCache::take_cached(std::vector<MemoryBin>& bins, std::size_t byte
 }
 
 Storage* MemoryCache::take_from_arena(std::size_t bytes) {
-  std::vector<MemoryBin>& bins = arena_->bins_;
-  if (!branches_ || branches_->is_beside()) return take_cached(bins, bytes);
+  // Blocks of the very size: else a repetition of the same requests might need other blocks than the first time.
+  const auto bin = std::ranges::lower_bound(arena_->bins_, bytes, {}, &MemoryBin::bytes);
+  if (bin == arena_->bins_.end() || bin->bytes != bytes) return nullptr;
+  const bool any = !branches_ || branches_->is_beside();
   Storage** busy = nullptr;
-  for (auto bin = std::ranges::lower_bound(bins, bytes, {}, &MemoryBin::bytes);
-       bin != bins.end() && fits(bin->bytes, bytes); ++bin) {
-    for (Storage** link = &bin->head; *link; link = &(*link)->next) {
-      if (!branches_->is_busy(**link)) return std::exchange(*link, (*link)->next);
-      if (!busy || (*link)->branch_use < (*busy)->branch_use) busy = link;
-    }
+  for (Storage** link = &bin->head; *link; link = &(*link)->next) {
+    if (any || !branches_->is_busy(**link)) return std::exchange(*link, (*link)->next);
+    if (!busy || (*link)->branch_use < (*busy)->branch_use) busy = link;
   }
   if (!busy || bytes < kWorthAWait) return nullptr;
   branches_->join(**busy);

@@ -93,7 +93,7 @@ class MemoryCache {
   void dissolve(Arena& arena);
 
  private:
-  Storage* take_cached(std::vector<MemoryBin>& bins, std::size_t bytes);
+  Storage* take_cached(std::size_t bytes);
   Storage* take_from_arena(std::size_t bytes);
   Storage* take_new(std::size_t rounded, std::size_t asked);
   Storage* take_descriptor();

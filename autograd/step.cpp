@@ -113,10 +113,11 @@ class Step::Impl {
   struct Variant {
     std::vector<Tensor> inputs;
     bool has_run = false;
+    int failures = 0;  ///< captures that wanted more memory than the runs before
     std::shared_ptr<detail::Graph> graph;
     Tensor result;                            ///< of the graph
+    StepRun captured{true};                   ///< what every launch repeats
     std::vector<detail::StoragePtr> written;  ///< by every launch
-    std::vector<Tensor> kept;                 ///< read by every launch
     std::int64_t last_use = 0;
   };
 
@@ -174,6 +175,7 @@ class Step::Impl {
       if (!history_ && options_.mode == Mode::training) history_ = std::make_shared<detail::LossHistory>(kKeptLosses);
       Variant* variant = find(arguments);
       if (!variant) variant = add(likes_of(arguments));
+      if (variant->graph) variant->captured.check_repeatable();
       if (variant->has_run && !variant->graph) capture(*variant);
       const detail::ProfileRange range = profile_call(*variant);
       for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -181,7 +183,7 @@ class Step::Impl {
         if (input.raw() != arguments[i].raw()) input.copy_from(arguments[i]);
       }
       variant->last_use = ++tick_;
-      if (!variant->has_run) return run_first(*variant);
+      if (!variant->graph) return run_first(*variant);
       variant->graph->launch(context_.state().cuda()->backend().own_stream());
       ++info_.replays;
       info_.graph_nodes = variant->graph->size();
@@ -268,21 +270,33 @@ class Step::Impl {
   void capture(Variant& variant) {
     if constexpr (kWithCuda) {
       const detail::ProfileRange range = context_.state().profile(detail::ProfilePhase::step, "step (capture)");
-      StepRun run(true);
+      constexpr int kMostFailures = 3;
+      StepRun& run = variant.captured;
+      const auto undo = [&] {  // nothing has run
+        run.restore_gradients();
+        run.clear();
+        variant.graph.reset();
+        variant.result = Tensor();
+      };
+      run.clear();
       variant.result = Tensor();
       try {
         variant.graph = detail::Graph::capture(*context_.state().cuda(), [&] {
           const Running running(context_.state(), run, arena_, options_.branches);
           variant.result = enqueue(variant);
         });
+        run.check_gradients();
+      } catch (const detail::ArenaTooSmall&) {
+        undo();
+        // Other shapes have come and gone since; another run as it is settles that, unless the function never does.
+        if (++variant.failures >= kMostFailures) throw;
+        return;
       } catch (...) {
-        run.restore_gradients();  // nothing has run
-        variant.result = Tensor();
+        undo();
         throw;
       }
       ++info_.captures;
       variant.written = run.take_written();
-      variant.kept = run.take_kept();
     }
   }
 

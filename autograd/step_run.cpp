@@ -42,6 +42,18 @@ void StepRun::check_gradients() const {
   }
 }
 
+void StepRun::check_repeatable() const {
+  for (const Touched& touched : touched_) {
+    for (std::size_t i = 0; i < touched.store->slots().size(); ++i) {
+      const ParameterSlot& slot = touched.store->slot(i);
+      require<StateError>(slot.gradient_valid == valid_[touched.first + i],
+                          "step: the gradient of \"{}\" is {} and was {} when the step was captured; {}", slot.name,
+                          slot.gradient_valid ? "there" : "empty", slot.gradient_valid ? "empty" : "there",
+                          slot.gradient_valid ? "clear it before the call" : "reset() the step");
+    }
+  }
+}
+
 void StepRun::restore_gradients() noexcept {
   for (const Touched& touched : touched_) {
     for (std::size_t i = 0; i < touched.store->slots().size(); ++i) {

@@ -5,11 +5,18 @@
 #include <string>
 #include <vector>
 
+#include <fusegrad/autograd/error.h>
 #include <fusegrad/autograd/memory.h>
 #include <fusegrad/autograd/parameter_store.h>
 #include <fusegrad/autograd/tensor.h>
 
 namespace fusegrad::detail {
+
+/// A step function that is being captured needs more memory than its step has.
+class ArenaTooSmall : public StateError {
+ public:
+  using StateError::StateError;
+};
 
 class StepRun {
  public:
@@ -27,12 +34,14 @@ class StepRun {
 
   /// Errors: StateError that names a parameter whose gradient is not as it was at the beginning.
   void check_gradients() const;
+  /// Errors: StateError that names a parameter whose gradient is not now as it was at the beginning: a graph of the run
+  /// would add to what is not there, or not add to what is.
+  void check_repeatable() const;
   /// Makes the gradients valid or empty as they were at the beginning.
   void restore_gradients() noexcept;
 
   /// Memory that every repetition of the run writes to.
   std::vector<StoragePtr> take_written() { return std::move(written_); }
-  std::vector<Tensor> take_kept() { return std::move(kept_); }
 
  private:
   struct Touched {

@@ -163,6 +163,9 @@ def parse(arguments):
         *names_for(TRAINING, args.device), *names_for(INFERENCE, args.device)]
     if unknown := [name for name in args.workloads if name not in TRAINING and name not in INFERENCE]:
         parser.error(f"there is no workload {unknown[0]}")
+    args.modes = "eager,graph" if args.modes == "both" else args.modes
+    args.plans = "heuristic,measure" if args.plans == "both" else args.plans
+    args.peers = "pytorch,jax" if args.peers == "both" else args.peers
     args.modes = (args.modes or ("eager,graph" if args.device == "gpu" else "eager")).split(",")
     args.plans = (args.plans or ("heuristic,measure" if args.device == "gpu" else "heuristic")).split(",")
     args.peers = [peer for peer in args.peers.split(",") if peer]

@@ -9,6 +9,7 @@
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/autograd/cuda/elementwise.h>
 #include <fusegrad/autograd/cuda/fault.h>
+#include <fusegrad/autograd/step_run.h>
 
 namespace fusegrad::detail {
 namespace {
@@ -53,7 +54,7 @@ CUstream_st* CudaBackend::work_stream() {
 }
 
 void* CudaBackend::allocate(std::size_t bytes) {
-  require<StateError>(
+  require<ArenaTooSmall>(
       !stream().capturing(),
       "step: {} bytes were asked for while the step function was captured, more than when it first ran: "
       "it does not do the same each time",
