@@ -25,8 +25,7 @@ std::size_t ParameterStore::add(std::string name, const Shape& shape, Initialize
   require<ValueError>(static_cast<bool>(initializer), "parameter set: \"{}\" has no initializer", name);
   constexpr std::int64_t kMostValues = std::int64_t{1} << 59;  // their bytes fit 64 bits in every dtype
   require<ShapeError>(shape.size() <= kMostValues - flat_size_,
-                      "parameter set: with \"{}\" of shape {} there are more than 2^59 values", name,
-                      shape.to_string());
+                      "parameter set: with \"{}\" of shape {} there are more than 2^59 values", name, shape);
   ParameterSlot slot;
   slot.name = std::move(name);
   slot.shape = shape;
@@ -119,8 +118,8 @@ void Parameter::clear_gradient() const {
 
 void Parameter::assign(const Tensor& values) const {
   ParameterSlot& slot = laid_out_slot(*this);
-  require<ShapeError>(values.shape() == slot.shape, "parameter \"{}\": the shape is {}, got {}", slot.name,
-                      slot.shape.to_string(), values.shape().to_string());
+  require<ShapeError>(values.shape() == slot.shape, "parameter \"{}\": the shape is {}, got {}", slot.name, slot.shape,
+                      values.shape());
   require<DtypeError>(values.defined() && is_floating(values.dtype()),
                       "parameter \"{}\": values must be floating-point, got {}", slot.name, name_of(values.dtype()));
   const Tensor master = values.to(slot.master.dtype());

@@ -19,7 +19,7 @@ Shape::Shape(std::span<const std::int64_t> extents) {
       size_ = 0;
     } else {
       detail::require<ShapeError>(!__builtin_mul_overflow(nonzero, extent, &nonzero),
-                                  "shape: the number of elements of {} does not fit 64 bits", to_string());
+                                  "shape: the number of elements of {} does not fit 64 bits", *this);
     }
   }
   if (size_ != 0) size_ = nonzero;
@@ -27,7 +27,7 @@ Shape::Shape(std::span<const std::int64_t> extents) {
 
 std::int64_t Shape::operator[](int axis) const {
   const int index = axis < 0 ? axis + rank_ : axis;
-  detail::require<ShapeError>(index >= 0 && index < rank_, "shape: {} has no axis {}", to_string(), axis);
+  detail::require<ShapeError>(index >= 0 && index < rank_, "shape: {} has no axis {}", *this, axis);
   return extents_[index];
 }
 

@@ -79,15 +79,15 @@ void TapeState::backward(const Var& root, const std::optional<Tensor>& seed, con
                       "backward: loss_scale goes with a scalar loss, not with a seed");
   if (seed) {
     require<StateError>(seed->defined(), "backward: the seed is an empty handle");
-    require<ShapeError>(seed->shape() == root.shape(), "backward: the seed must have shape {}, got {}",
-                        root.shape().to_string(), seed->shape().to_string());
+    require<ShapeError>(seed->shape() == root.shape(), "backward: the seed must have shape {}, got {}", root.shape(),
+                        seed->shape());
     require<DtypeError>(seed->dtype() == root.dtype(), "backward: the seed must be {}, got {}", name_of(root.dtype()),
                         name_of(seed->dtype()));
     require<DeviceError>(seed->context() == *context, "backward: the seed must be on the tape's context");
   } else {
     require<ShapeError>(root.shape().size() == 1,
                         "backward: the root has shape {}, so it needs a seed of that shape; only a scalar needs none",
-                        root.shape().to_string());
+                        root.shape());
   }
   slots.resize(nodes.size());
   count_edges(index);

@@ -79,7 +79,7 @@ Var TapeState::add_leaf(NodeKind kind, std::string_view op, const Tensor& value,
                       op, value.defined() ? name_of(value.dtype()) : "an empty handle");
   require<DeviceError>(value.context() == *context,
                        "{}: the tensor must be on the tape's context ({}), got one on another context ({})", op,
-                       context->device().to_string(), value.device().to_string());
+                       context->device(), value.device());
   Node node;
   node.op = op;
   node.kind = kind;

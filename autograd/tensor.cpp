@@ -40,8 +40,7 @@ Storage* storage_of(const Tensor& tensor) { return tensor.storage_.get(); }
 Tensor Tensor::empty(const Context& context, const Shape& shape, Dtype dtype) {
   std::int64_t bytes = 0;
   require<ShapeError>(!__builtin_mul_overflow(shape.size(), static_cast<std::int64_t>(size_of(dtype)), &bytes),
-                      "tensor: the bytes of a {} tensor of shape {} do not fit 64 bits", name_of(dtype),
-                      shape.to_string());
+                      "tensor: the bytes of a {} tensor of shape {} do not fit 64 bits", name_of(dtype), shape);
   context.state().check_usable();
   auto storage = context.state().memory().allocate(static_cast<std::size_t>(bytes), context.shared_state());
   return Tensor(std::move(storage), shape, dtype, 0);
@@ -83,7 +82,7 @@ Context Tensor::context() const {
 
 double Tensor::item() const {
   check_defined();
-  require<ShapeError>(size() == 1, "tensor: item() needs exactly one element, the shape is {}", shape_.to_string());
+  require<ShapeError>(size() == 1, "tensor: item() needs exactly one element, the shape is {}", shape_);
   return detail::visit_any(dtype_, [&]<class T>() {
     T value;
     copy_raw_to(&value);
@@ -94,8 +93,7 @@ double Tensor::item() const {
 void Tensor::copy_from(const Tensor& source) {
   check_defined();
   source.check_defined();
-  require<ShapeError>(shape_ == source.shape_, "tensor: copy_from needs shape {}, got {}", shape_.to_string(),
-                      source.shape_.to_string());
+  require<ShapeError>(shape_ == source.shape_, "tensor: copy_from needs shape {}, got {}", shape_, source.shape_);
   require<DtypeError>(dtype_ == source.dtype_, "tensor: copy_from needs {}, got {}", name_of(dtype_),
                       name_of(source.dtype_));
   const auto count = static_cast<std::size_t>(bytes());
@@ -135,15 +133,15 @@ Tensor Tensor::clone() const { return to(context()); }
 
 Tensor Tensor::reshape(const Shape& shape) const {
   check_defined();
-  require<ShapeError>(shape.size() == size(), "reshape: {} has {} elements, {} has {}", shape_.to_string(), size(),
-                      shape.to_string(), shape.size());
+  require<ShapeError>(shape.size() == size(), "reshape: {} has {} elements, {} has {}", shape_, size(), shape,
+                      shape.size());
   return Tensor(storage_, shape, dtype_, byte_offset_);
 }
 
 Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
   check_defined();
   require<ShapeError>(shape_.rank() >= 1 && begin >= 0 && begin <= end && end <= shape_[0],
-                      "rows: [{}, {}) is not within the first axis of {}", begin, end, shape_.to_string());
+                      "rows: [{}, {}) is not within the first axis of {}", begin, end, shape_);
   std::array<std::int64_t, Shape::kMaxRank> extents{end - begin};
   std::int64_t row = 1;
   for (int axis = 1; axis < shape_.rank(); ++axis) row *= extents[axis] = shape_[axis];
@@ -180,7 +178,7 @@ void Tensor::check_host_access(Dtype wanted) const {
   require<DtypeError>(wanted == dtype_, "tensor: the dtype is {}, not {}", name_of(dtype_), name_of(wanted));
   require<DeviceError>(storage_->context->backend().device().type == DeviceType::cpu,
                        "tensor: data() needs a tensor on the CPU, this one is on {}; to_vector() copies it",
-                       storage_->context->backend().device().to_string());
+                       storage_->context->backend().device());
 }
 
 void Tensor::copy_raw_to(void* host) const {
@@ -192,7 +190,7 @@ void Tensor::copy_raw_to(void* host) const {
 void Tensor::copy_raw_from(const void* host, std::int64_t count, Dtype dtype) {
   check_defined();
   require<DtypeError>(dtype == dtype_, "tensor: the dtype is {}, not {}", name_of(dtype_), name_of(dtype));
-  require<ShapeError>(count == size(), "tensor: shape {} needs {} values, got {}", shape_.to_string(), size(), count);
+  require<ShapeError>(count == size(), "tensor: shape {} needs {} values, got {}", shape_, size(), count);
   storage_->context->check_usable();
   storage_->context->check_host_copy("values were copied from the host");
   storage_->context->backend().copy_from_host(mutable_raw(), host, static_cast<std::size_t>(bytes()));

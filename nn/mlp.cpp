@@ -41,8 +41,7 @@ Var Mlp::operator()(const Var& x) const {
   require<StateError>(x.defined(), "mlp: x is an empty Var");
   const std::int64_t in = layers_.front().weight().shape()[1];
   require<ShapeError>(x.shape().rank() >= 2 && x.shape()[-1] == in,
-                      "mlp: x must be [batch, {}] ({} = the network's first width), got {}", in, in,
-                      x.shape().to_string());
+                      "mlp: x must be [batch, {}] ({} = the network's first width), got {}", in, in, x.shape());
   require<DtypeError>(x.dtype() == set_.dtype(), "mlp: x must be {} as the network's parameters are, got {}",
                       name_of(set_.dtype()), name_of(x.dtype()));
   Var h = x;

@@ -86,8 +86,7 @@ class MulRule final : public Rule {
 };
 
 void check_operands(const Recording& op, const Var& a, const Var& b) {
-  require<ShapeError>(a.shape() == b.shape(), "{}: b must be {} as a is, got {}", op.op(), a.shape().to_string(),
-                      b.shape().to_string());
+  require<ShapeError>(a.shape() == b.shape(), "{}: b must be {} as a is, got {}", op.op(), a.shape(), b.shape());
   require<DtypeError>(a.dtype() == b.dtype(), "{}: b must be {} as a is, got {}", op.op(), name_of(a.dtype()),
                       name_of(b.dtype()));
 }

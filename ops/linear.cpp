@@ -175,16 +175,16 @@ class LinearRule final : public Rule {
 };
 
 void check_arguments(const Var& x, const Var& w, const Var* b) {
-  require<ShapeError>(x.shape().rank() >= 2, "linear: x must be [batch, in], got {}", x.shape().to_string());
+  require<ShapeError>(x.shape().rank() >= 2, "linear: x must be [batch, in], got {}", x.shape());
   const std::int64_t in = x.shape()[-1];
   require<ShapeError>(w.shape().rank() == 2 && w.shape()[1] == in,
-                      "linear: w must be [out, {}] ({} = last axis of x), got {}", in, in, w.shape().to_string());
+                      "linear: w must be [out, {}] ({} = last axis of x), got {}", in, in, w.shape());
   require<DtypeError>(w.dtype() == x.dtype(), "linear: w must be {} as x is, got {}", name_of(x.dtype()),
                       name_of(w.dtype()));
   if (!b) return;
   const std::int64_t out = w.shape()[0];
   require<ShapeError>(b->shape() == Shape{out}, "linear: b must be [{}] ({} = first axis of w), got {}", out, out,
-                      b->shape().to_string());
+                      b->shape());
   require<DtypeError>(b->dtype() == x.dtype(), "linear: b must be {} as x is, got {}", name_of(x.dtype()),
                       name_of(b->dtype()));
 }

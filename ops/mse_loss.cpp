@@ -38,7 +38,7 @@ class MseLossRule final : public Rule {
 void check_target(const Recording& op, const Var& prediction, const Tensor& target) {
   require<StateError>(target.defined(), "mse_loss: target is an empty handle");
   require<ShapeError>(target.shape() == prediction.shape(), "mse_loss: target must be {} as prediction is, got {}",
-                      prediction.shape().to_string(), target.shape().to_string());
+                      prediction.shape(), target.shape());
   const Dtype wide = accumulation_dtype(prediction.dtype());
   require<DtypeError>(target.dtype() == prediction.dtype() || target.dtype() == wide,
                       "mse_loss: target must be {}{}, got {}", name_of(prediction.dtype()),

@@ -64,7 +64,7 @@ void check_class_weights(const Tensor& weights, const Recording& op, const Var& 
   const Dtype wide = accumulation_dtype(logits.dtype());
   require<ShapeError>(weights.shape() == Shape{classes},
                       "{}: class_weights must be [{}] ({} = columns of logits), got {}", kOp, classes, classes,
-                      weights.shape().to_string());
+                      weights.shape());
   require<DtypeError>(weights.dtype() == Dtype::f32 || weights.dtype() == wide, "{}: class_weights must be {}, got {}",
                       kOp, wide == Dtype::f64 ? "f32 or f64" : "f32", name_of(weights.dtype()));
   require<DeviceError>(weights.context() == op.context(), "{}: class_weights must be on the context of logits", kOp);
@@ -81,14 +81,13 @@ void check_class_weights(const Tensor& weights, const Recording& op, const Var& 
 
 void check_arguments(const Recording& op, const Var& logits, const Tensor& labels,
                      const SoftmaxCrossEntropyOptions& options) {
-  require<ShapeError>(logits.shape().rank() == 2, "{}: logits must be [batch, classes], got {}", kOp,
-                      logits.shape().to_string());
+  require<ShapeError>(logits.shape().rank() == 2, "{}: logits must be [batch, classes], got {}", kOp, logits.shape());
   require<StateError>(labels.defined(), "{}: labels is an empty handle", kOp);
   require<DtypeError>(labels.dtype() == Dtype::i32 || labels.dtype() == Dtype::u8,
                       "{}: labels must be class indices, i32 or u8, got {}", kOp, name_of(labels.dtype()));
   const std::int64_t batch = logits.shape()[0];
   require<ShapeError>(labels.shape() == Shape{batch}, "{}: labels must be [{}] ({} = rows of logits), got {}", kOp,
-                      batch, batch, labels.shape().to_string());
+                      batch, batch, labels.shape());
   require<DeviceError>(labels.context() == op.context(), "{}: labels must be on the context of logits", kOp);
   require<ValueError>(options.label_smoothing >= 0 && options.label_smoothing <= 1,
                       "{}: label_smoothing must be 0 to 1, got {}", kOp, options.label_smoothing);

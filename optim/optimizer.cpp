@@ -64,8 +64,8 @@ void check_slot(const OptimizerState::Slot& slot, const ParameterSlot& parameter
                       slot.moments.size());
   for (const Tensor& moment : slot.moments) {
     require<ShapeError>(moment.defined() && moment.shape() == parameter.shape,
-                        "{}: a moment of \"{}\" must have shape {}, got {}", rule.kind(), slot.name,
-                        parameter.shape.to_string(), moment.shape().to_string());
+                        "{}: a moment of \"{}\" must have shape {}, got {}", rule.kind(), slot.name, parameter.shape,
+                        moment.shape());
     require<DtypeError>(moment.dtype() == dtype, "{}: a moment of \"{}\" must be {}, got {}", rule.kind(), slot.name,
                         name_of(dtype), name_of(moment.dtype()));
   }
