@@ -58,6 +58,22 @@ Fusion resolve_fusion(const std::optional<Fusion>& option) {
   return value == "on" ? Fusion::on : Fusion::off;
 }
 
+ProductLibrary resolve_products(const std::optional<ProductLibrary>& option) {
+  constexpr std::string_view kMissing = "but this fusegrad was built without oneDNN";
+  if (option) {
+    detail::require<ValueError>(kWithOnednn || *option == ProductLibrary::eigen, "context: products is onednn, {}",
+                                kMissing);
+    return *option;
+  }
+  const char* text = environment("FUSEGRAD_ONEDNN");
+  if (!text) return kWithOnednn ? ProductLibrary::onednn : ProductLibrary::eigen;
+  const std::string_view value = text;
+  detail::require<ValueError>(value == "on" || value == "off",
+                              "context: FUSEGRAD_ONEDNN must be \"on\" or \"off\", got \"{}\"", value);
+  detail::require<ValueError>(kWithOnednn || value == "off", "context: FUSEGRAD_ONEDNN is \"on\", {}", kMissing);
+  return value == "on" ? ProductLibrary::onednn : ProductLibrary::eigen;
+}
+
 Strategy resolve_strategy(const std::optional<Strategy>& option) {
   if (option) return *option;
   const char* text = environment("FUSEGRAD_STRATEGY");
@@ -97,6 +113,7 @@ bool is_annotated() {
 detail::ContextSettings resolve(const ContextOptions& options) {
   return {.threads = resolve_threads(options.threads),
           .fusion = resolve_fusion(options.fusion),
+          .products = resolve_products(options.products),
           .math = options.math,
           .strategy = resolve_strategy(options.strategy),
           .plans = resolve_plans(options.plans),
@@ -193,6 +210,7 @@ Context Context::best(const ContextOptions& options) {
 Device Context::device() const { return state_->backend().device(); }
 int Context::threads() const { return state_->pool().threads(); }
 Fusion Context::fusion() const { return state_->fusion(); }
+ProductLibrary Context::products() const { return state_->settings().products; }
 MathMode Context::math() const { return state_->settings().math; }
 Strategy Context::strategy() const { return state_->settings().strategy; }
 PlanPolicy Context::plan_policy() const { return state_->plan_policy(); }

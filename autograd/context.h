@@ -65,6 +65,18 @@ constexpr std::string_view name_of(Strategy strategy) {
 /// one way, whatever the policy.
 enum class PlanPolicy : std::uint8_t { heuristic, measure };
 
+/// Who multiplies f32 matrices on a CPU (and 16-bit ones, whose products are taken in fp32).
+///   eigen   the library's own kernels on Eigen's vector primitives; always there, and the reference
+///   onednn  oneDNN for the products that it does faster, the same kernels for the rest; if the library was built with
+///   it
+/// f64 and everything else on a CPU is the library's own. Both are right within the same bounds and neither depends on
+/// the number of threads, but their bits differ.
+enum class ProductLibrary : std::uint8_t { eigen, onednn };
+
+constexpr std::string_view name_of(ProductLibrary library) {
+  return library == ProductLibrary::onednn ? "onednn" : "eigen";
+}
+
 /// Options of a Context. An option left unset takes its environment variable, then its default.
 struct ContextOptions {
   /// CPU threads, the caller's included. Unset: FUSEGRAD_THREADS, else the cores this process may run on.
@@ -72,6 +84,8 @@ struct ContextOptions {
   std::optional<int> threads = std::nullopt;
   /// Unset: FUSEGRAD_FUSION ("on" or "off"), else on.
   std::optional<Fusion> fusion = std::nullopt;
+  /// Unset: FUSEGRAD_ONEDNN ("on" or "off"), else onednn if the library was built with it. A GPU has no use for it.
+  std::optional<ProductLibrary> products = std::nullopt;
   /// Ordinal of the GPU. Used by Context::cuda and Context::best.
   int device = 0;
   /// A CUDA stream of the caller's to run on, which must outlive the context and every tensor on it; null: the context
@@ -132,7 +146,8 @@ class Context {
   /// The first GPU (or the one that the options name) if the library was built with CUDA and there is one that it can
   /// use, else the CPU. Errors: as cuda(), if there is a GPU but not the one named.
   static Context best(const ContextOptions& options = {});
-  /// The CPU. Errors: ValueError for an option or environment variable out of range.
+  /// The CPU. Errors: ValueError for an option or environment variable out of range, or if it asks for oneDNN and the
+  /// library was built without it.
   static Context cpu(const ContextOptions& options = {});
   /// A GPU. Errors: DeviceError if the library was built without CUDA, there is no such GPU, the library has no code
   /// for it, the stream is another GPU's, or cuBLASLt is too old; ValueError; CudaError.
@@ -142,6 +157,7 @@ class Context {
   /// CPU threads that kernels and loaders may use, the caller's included.
   int threads() const;
   Fusion fusion() const;
+  ProductLibrary products() const;
   MathMode math() const;
   Strategy strategy() const;
   PlanPolicy plan_policy() const;

@@ -24,6 +24,7 @@ class TapeState;
 struct ContextSettings {
   int threads = 1;
   Fusion fusion = Fusion::on;
+  ProductLibrary products = ProductLibrary::eigen;
   MathMode math = MathMode::fp32;
   Strategy strategy = Strategy::automatic;
   /// Empty: not chosen; heuristic, but measure in the first run of a Step.

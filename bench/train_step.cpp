@@ -4,7 +4,9 @@
 //
 // Prints one JSON object a workload, in the format of bench/peers.py:
 //   {"workload", "peer", "mode", "policy", "device", "us", "peak_mib", "threads", "steps_per_wait", "warm_up_s",
-//    "rejected"}
+//    "products", "rejected"}
+// `products` is the library that multiplies: "eigen", "onednn" (beside Eigen, where it is faster; FUSEGRAD_ONEDNN=off
+// forbids it) or "cublaslt".
 // Mode eager: `us` is the median over single steps, each with a wait for the device. Mode graph: the step is captured
 // (Step) and replayed back to back, in blocks of `steps_per_wait` replays with one wait at the end; `us` is the median
 // over blocks, as for the captured graphs and jitted steps of the peers. On a CPU a captured step just runs. Both after
@@ -85,6 +87,7 @@ void run(const bench::TrainingWorkload& workload, const Options& options) {
   };
   const bench::Pace pace = graph ? bench::Pace::back_to_back : bench::Pace::single;
   const bench::Timing timing = bench::time_step(context, step, pace, options.timing);
+  const std::string_view products = options.device == "gpu" ? "cublaslt" : fg::name_of(context.products());
   const nlohmann::ordered_json line{{"workload", workload.name},
                                     {"peer", bench::peer_name(context, options.mode)},
                                     {"mode", options.mode},
@@ -95,6 +98,7 @@ void run(const bench::TrainingWorkload& workload, const Options& options) {
                                     {"threads", context.threads()},
                                     {"steps_per_wait", timing.steps_per_wait},
                                     {"warm_up_s", bench::rounded(timing.first_steps_s, 3)},
+                                    {"products", products},
                                     {"rejected", context.counters().rejected_candidates}};
   fmt::print("{}\n", line.dump());
   if (options.explain) {

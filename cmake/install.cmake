@@ -18,6 +18,10 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/cmake/fusegrad-config-ve
   COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/cmake/fusegrad-config.cmake"
               "${PROJECT_BINARY_DIR}/cmake/fusegrad-config-version.cmake" DESTINATION "${package_dir}")
+if(FUSEGRAD_WITH_ONEDNN)
+  install(FILES cmake/FindoneDNN.cmake DESTINATION "${package_dir}")
+  configure_file(cmake/FindoneDNN.cmake "${PROJECT_BINARY_DIR}/cmake/FindoneDNN.cmake" COPYONLY)
+endif()
 install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 
 # The build tree is a package too: find_package(fusegrad PATHS <build>/cmake).

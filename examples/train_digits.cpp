@@ -118,6 +118,11 @@ fg::Context make_context(const Options& options) {
   return fg::Context::best(context);
 }
 
+/// The library that multiplies: "eigen", "onednn" or "cublaslt".
+std::string_view products_of(const fg::Context& context) {
+  return context.device().type == fg::DeviceType::cpu ? fg::name_of(context.products()) : "cublaslt";
+}
+
 /// Training and test rows. Of a CSV file, every fifth row, starting with the first, is for the test.
 fg::DatasetSplit load(const Options& options) {
   if (!options.idx_dir.empty()) {
@@ -275,6 +280,7 @@ void run(const Options& options) {
                                         {"seconds", seconds.count()},
                                         {"device", context.device().to_string()},
                                         {"threads", context.threads()},
+                                        {"products", products_of(context)},
                                         {"dtype", fg::name_of(options.dtype)},
                                         {"seed", options.seed}};
     fmt::print("{}\n", result.dump());

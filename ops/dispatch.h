@@ -19,7 +19,7 @@ auto dispatch(const Context& context, F&& launch) {
       return launch(CudaExecution{.stream = cuda->stream(), .state = *cuda});
     }
   }
-  return launch(CpuExecution{state.pool()});
+  return launch(CpuExecution{.pool = state.pool(), .products = state.settings().products});
 }
 
 }  // namespace fusegrad

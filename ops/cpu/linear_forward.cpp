@@ -28,15 +28,16 @@ class ForwardEpilogue final : public Epilogue<Acc> {
 };
 
 template <class Acc>
-void forward(ThreadPool& pool, const kernels::LinearForward& args) {
+ProductLibrary forward(const CpuExecution& execution, const kernels::LinearForward& args) {
   const auto& [x, w, b, y, activation, mask, pre_activation] = args;
   const TiledProduct<Acc> product({x.data, x.ld, x.dtype, false}, {w.data, w.ld, w.dtype, true},
-                                  {y.rows, y.cols, x.cols});
-  Scratch shared(pool.shared_scratch(scratch_bytes<Acc>(product.shared_size(), b.size)));
+                                  {y.rows, y.cols, x.cols}, execution.products);
+  Scratch shared(execution.pool.shared_scratch(scratch_bytes<Acc>(product.shared_size(), b.size)));
   Acc* packed = shared.take<Acc>(product.shared_size());
   const Acc* bias = b.data ? kernels::load(b.data, b.dtype, 0, b.size, shared.take<Acc>(b.size)) : nullptr;
   ForwardEpilogue<Acc> epilogue({activation, bias, y, mask, pre_activation});
-  product.run(pool, packed, epilogue);
+  product.run(execution.pool, packed, epilogue);
+  return product.library();
 }
 
 }  // namespace
@@ -55,12 +56,9 @@ std::string_view note_of(const LinearForward& args) {
 }  // namespace
 
 FusedResult linear_forward(const CpuExecution& execution, const LinearForward& args) {
-  if (args.y.dtype == Dtype::f64) {
-    detail::forward<double>(execution.pool, args);
-  } else {
-    detail::forward<float>(execution.pool, args);
-  }
-  return {.note = note_of(args)};
+  const ProductLibrary library =
+      args.y.dtype == Dtype::f64 ? detail::forward<double>(execution, args) : detail::forward<float>(execution, args);
+  return {.note = note_of(args), .product = library == ProductLibrary::onednn ? "y: oneDNN" : "y: Eigen"};
 }
 
 }  // namespace kernels

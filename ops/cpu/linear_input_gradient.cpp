@@ -47,17 +47,18 @@ class InputGradientEpilogue final : public Epilogue<Acc> {
 };
 
 template <class Acc>
-void input_gradient(ThreadPool& pool, const kernels::LinearInputGradient& args) {
+ProductLibrary input_gradient(const CpuExecution& execution, const kernels::LinearInputGradient& args) {
   const auto& [dz, w, c, dx, activation, mask, pre_activation, bias, bias_c, bias_inputs] = args;
   const TiledProduct<Acc> product({dz.data, dz.ld, dz.dtype, false}, {w.data, w.ld, w.dtype, false},
-                                  {dx.rows, dx.cols, dz.cols});
+                                  {dx.rows, dx.cols, dz.cols}, execution.products);
   const std::int64_t sums = bias.data ? product.row_tiles() * dx.cols : 0;
-  Scratch shared(pool.shared_scratch(scratch_bytes<Acc>(product.shared_size(), sums)));
+  Scratch shared(execution.pool.shared_scratch(scratch_bytes<Acc>(product.shared_size(), sums)));
   Acc* packed = shared.take<Acc>(product.shared_size());
   Acc* partial = bias.data ? shared.take<Acc>(sums) : nullptr;
   InputGradientEpilogue<Acc> epilogue(args, partial);
-  product.run(pool, packed, epilogue);
+  product.run(execution.pool, packed, epilogue);
   if (bias.data) finish_column_sums(partial, product.row_tiles(), bias, bias_c);
+  return product.library();
 }
 
 }  // namespace
@@ -66,14 +67,13 @@ void input_gradient(ThreadPool& pool, const kernels::LinearInputGradient& args) 
 namespace kernels {
 
 FusedResult linear_input_gradient(const CpuExecution& execution, const LinearInputGradient& args) {
-  if (args.dz.dtype == Dtype::f64) {
-    detail::input_gradient<double>(execution.pool, args);
-  } else {
-    detail::input_gradient<float>(execution.pool, args);
-  }
-  if (args.activation == Activation::none) return {};
-  return {.note = args.bias.data ? "one pass: product, activation gradient, bias gradient"
-                                 : "one pass: product, activation gradient"};
+  const ProductLibrary library = args.dz.dtype == Dtype::f64 ? detail::input_gradient<double>(execution, args)
+                                                             : detail::input_gradient<float>(execution, args);
+  FusedResult result{.product = library == ProductLibrary::onednn ? "dx: oneDNN" : "dx: Eigen"};
+  if (args.activation != Activation::none)
+    result.note = args.bias.data ? "one pass: product, activation gradient, bias gradient"
+                                 : "one pass: product, activation gradient";
+  return result;
 }
 
 }  // namespace kernels

@@ -77,27 +77,29 @@ void add_parts(ThreadPool& pool, const kernels::LinearWeightGradient& args, Acc*
 }
 
 template <class Acc>
-void weight_gradient(ThreadPool& pool, const kernels::LinearWeightGradient& args) {
+ProductLibrary weight_gradient(const CpuExecution& execution, const kernels::LinearWeightGradient& args) {
   const std::int64_t n = args.dw.rows;
   const std::int64_t k = args.dw.cols;
   const TiledProduct<Acc> product({args.dz.data, args.dz.ld, args.dz.dtype, true},
-                                  {args.x.data, args.x.ld, args.x.dtype, false}, {n, k, args.dz.rows}, SplitDepth::yes);
+                                  {args.x.data, args.x.ld, args.x.dtype, false}, {n, k, args.dz.rows},
+                                  execution.products, SplitDepth::yes);
   const std::int64_t count = product.parts();
   const std::int64_t sums = args.bias.data ? count * n : 0;
   const std::int64_t parts = count > 1 ? count * n * k : 0;
-  Scratch shared(pool.shared_scratch(scratch_bytes<Acc>(product.shared_size(), sums, parts)));
+  Scratch shared(execution.pool.shared_scratch(scratch_bytes<Acc>(product.shared_size(), sums, parts)));
   Acc* packed = shared.take<Acc>(product.shared_size());
   Acc* partial_bias = args.bias.data ? shared.take<Acc>(sums) : nullptr;
   if (count > 1) {
     Acc* partial = shared.take<Acc>(parts);
     PartEpilogue<Acc> epilogue(partial, n, k);
-    product.run(pool, packed, epilogue, partial_bias);
-    add_parts(pool, args, partial, count);
+    product.run(execution.pool, packed, epilogue, partial_bias);
+    add_parts(execution.pool, args, partial, count);
   } else {
     StoreEpilogue<Acc> epilogue(args);
-    product.run(pool, packed, epilogue, partial_bias);
+    product.run(execution.pool, packed, epilogue, partial_bias);
   }
   if (args.bias.data) finish_column_sums(partial_bias, count, args.bias, args.bias_c);
+  return product.library();
 }
 
 }  // namespace
@@ -108,12 +110,11 @@ namespace kernels {
 FusedResult linear_weight_gradient(const CpuExecution& execution, const LinearWeightGradient& args) {
   if (args.dw.cols == 0) {  // no product to carry the sums
     if (args.bias.data) column_sum(execution, {.dz = args.dz, .bias = args.bias, .bias_c = args.bias_c});
-  } else if (args.dz.dtype == Dtype::f64) {
-    detail::weight_gradient<double>(execution.pool, args);
-  } else {
-    detail::weight_gradient<float>(execution.pool, args);
+    return {};
   }
-  return {};
+  const ProductLibrary library = args.dz.dtype == Dtype::f64 ? detail::weight_gradient<double>(execution, args)
+                                                             : detail::weight_gradient<float>(execution, args);
+  return {.product = library == ProductLibrary::onednn ? "dw: oneDNN" : "dw: Eigen"};
 }
 
 }  // namespace kernels

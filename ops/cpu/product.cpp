@@ -1,4 +1,5 @@
-// d = op(a) op(b) in the accumulation dtype: the product of the unfused definition.
+// d = op(a) op(b) in the accumulation dtype: the product of the unfused definition. Always by our own kernels, since it
+// is the reference.
 #include <algorithm>
 
 #include <fusegrad/ops/cpu/scratch.h>
@@ -28,9 +29,9 @@ template <class Acc>
 void run_product(ThreadPool& pool, const kernels::Product& args) {
   const bool transpose_a = args.transpose_a == kernels::Transpose::yes;
   const bool transpose_b = args.transpose_b == kernels::Transpose::yes;
-  const TiledProduct<Acc> product({args.a.data, args.a.ld, args.a.dtype, transpose_a},
-                                  {args.b.data, args.b.ld, args.b.dtype, transpose_b},
-                                  {args.d.rows, args.d.cols, transpose_a ? args.a.rows : args.a.cols});
+  const TiledProduct<Acc> product(
+      {args.a.data, args.a.ld, args.a.dtype, transpose_a}, {args.b.data, args.b.ld, args.b.dtype, transpose_b},
+      {args.d.rows, args.d.cols, transpose_a ? args.a.rows : args.a.cols}, ProductLibrary::eigen);
   CopyEpilogue<Acc> epilogue(args.d);
   product.run(pool, static_cast<Acc*>(pool.shared_scratch(scratch_bytes<Acc>(product.shared_size()))), epilogue);
 }

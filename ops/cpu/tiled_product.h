@@ -9,6 +9,10 @@
 // are. Only where the depth is split into tasks of their own (weight gradients of narrow layers) does it depend on the
 // sizes; the caller then adds the parts in order.
 //
+// Where oneDNN is allowed and faster (onednn_tile.h), it multiplies: each task has it make a whole tile, which the
+// epilogue gets as one strip. The tiles depend on the shape alone there too, and hence the bits not on threads; but how
+// oneDNN orders the terms of a sum is its own choice, so that rows may depend on how many there are.
+//
 // Packing costs each element of a an eighth of a cycle per column tile, and b, read along its columns, half a cycle: so
 // b is packed once and shared by all tiles of a column, unless the depth is long, where it would not stay in cache.
 #pragma once
@@ -16,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <fusegrad/autograd/context.h>
 #include <fusegrad/autograd/cpu/thread_pool.h>
 #include <fusegrad/autograd/dtype.h>
 
@@ -72,7 +77,12 @@ enum class SplitDepth : std::uint8_t { no, yes };
 template <class Acc>
 class TiledProduct {
  public:
-  TiledProduct(const Factor& a, const Factor& b, const ProductSize& size, SplitDepth split = SplitDepth::no);
+  /// `allowed`: onednn has oneDNN multiply floats if that is faster.
+  TiledProduct(const Factor& a, const Factor& b, const ProductSize& size, ProductLibrary allowed,
+               SplitDepth split = SplitDepth::no);
+
+  /// Which library multiplies.
+  ProductLibrary library() const { return library_; }
 
   std::int64_t row_tiles() const { return row_tiles_; }
   std::int64_t parts() const { return parts_; }
@@ -106,15 +116,20 @@ class TiledProduct {
   std::int64_t packed_b_size() const;
   std::int64_t buffer_size() const;
   std::size_t task_bytes() const;
+  Memory carve(void* scratch) const;
   void pack_shared_b(ThreadPool& pool, Acc* packed) const;
   void pack_a(Range rows, Range depth, const Memory& memory, Acc* row_sums) const;
   void multiply_strip(Range strip, Range cols, Range depth, const Acc* a, const Acc* b, Acc* sums, bool add) const;
   void run_tile(std::int64_t task, const Memory& memory, const Acc* shared_b, Epilogue<Acc>& epilogue,
                 Acc* row_sums) const;
+  void run_onednn_tile(std::int64_t task, const Memory& memory, Epilogue<Acc>& epilogue, Acc* row_sums) const;
+  void add_rows_of_a(Range rows, Range depth, const Memory& memory, Acc* row_sums) const;
+  Range part_depth(std::int64_t part) const;
 
   Factor a_;
   Factor b_;
   ProductSize size_;
+  ProductLibrary library_ = ProductLibrary::eigen;
   std::int64_t tile_rows_ = 0;
   std::int64_t tile_cols_ = 0;
   std::int64_t row_tiles_ = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 #include <fusegrad/autograd/context_state.h>
 #include <fusegrad/autograd/dtype_visit.h>
 #include <fusegrad/autograd/error.h>
+#include <fusegrad/autograd/execution.h>
 #include <fusegrad/autograd/narrow.h>
 #include <fusegrad/autograd/tensor.h>
 #include <fusegrad/autograd/uploads.h>
@@ -173,6 +175,31 @@ TEST(ContextOptionsTest, TakeTheStrategyFromTheEnvironment) {
     EXPECT_THAT(error.what(), HasSubstr("\"best\""));
   }
   ASSERT_EQ(unsetenv("FUSEGRAD_STRATEGY"), 0);
+}
+
+TEST(ContextOptionsTest, TakeTheProductLibraryFromTheEnvironment) {
+  const char* outside = std::getenv("FUSEGRAD_ONEDNN");
+  const std::string before = outside ? outside : "";
+  const auto set = [](const char* value) { ASSERT_EQ(setenv("FUSEGRAD_ONEDNN", value, 1), 0); };
+  set("");
+  EXPECT_EQ(Context::cpu().products(), kWithOnednn ? ProductLibrary::onednn : ProductLibrary::eigen);
+  EXPECT_EQ(Context::cpu({.products = ProductLibrary::eigen}).products(), ProductLibrary::eigen);
+  set("off");
+  EXPECT_EQ(Context::cpu().products(), ProductLibrary::eigen);
+  const auto message_of = [](const ContextOptions& options) -> std::string {
+    try {
+      Context::cpu(options);
+      return "accepted";
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+  };
+  EXPECT_THAT(message_of({.products = ProductLibrary::onednn}), HasSubstr(kWithOnednn ? "accepted" : "without oneDNN"));
+  set("on");
+  EXPECT_THAT(message_of({}), HasSubstr(kWithOnednn ? "accepted" : "FUSEGRAD_ONEDNN is \"on\", but"));
+  set("yes");
+  EXPECT_THAT(message_of({}), HasSubstr("FUSEGRAD_ONEDNN must be \"on\" or \"off\", got \"yes\""));
+  set(before.c_str());
 }
 
 TEST(ContextOptionsTest, AreKeptByTheContext) {

@@ -42,6 +42,7 @@ class TrainDigitsTest(unittest.TestCase):
         for key in ("test_accuracy", "test_correct", "test_total", "final_loss", "epochs", "seconds", "device", "threads"):
             self.assertIn(key, result)
         self.assertEqual((result["test_total"], result["epochs"], result["device"]), (360, 2, "cpu"))
+        self.assertIn(result["products"], ("eigen", "onednn"))
 
     def test_the_number_of_threads_changes_no_bit(self):
         for dtype in ("f64", "f32", "bf16", "f16"):

@@ -9,6 +9,7 @@
 #include "tests/support/device.h"
 #include "tests/support/tensors.h"
 
+#include <fusegrad/autograd/execution.h>
 #include <fusegrad/fusegrad.h>
 
 namespace fusegrad {
@@ -376,6 +377,24 @@ TEST(LinearExplainTest, SpeaksOfABiasOnlyWhereThereIsOne) {
         EXPECT_EQ(text.find("bias") != std::string::npos, with_bias) << text;
         EXPECT_EQ(text.find("activation") != std::string::npos, activation != Activation::none) << text;
       }
+}
+
+TEST(LinearExplainTest, NamesTheLibraryOfEachProduct) {
+  const auto explained = [](ProductLibrary library, Dtype dtype) {
+    const Context context = Context::cpu({.threads = 1, .products = library});
+    Tape tape(context);
+    const auto ones = [&](const Shape& shape) { return tape.variable(Tensor::full(context, shape, dtype, 1)); };
+    tape.backward(sum(linear(ones({64, 48}), ones({32, 48}))));
+    return tape.explain();
+  };
+  for (const Dtype dtype : {Dtype::f32, Dtype::f64}) {
+    const std::string text = explained(ProductLibrary::eigen, dtype);
+    for (const char* note : {"y: Eigen", "dx: Eigen", "dw: Eigen"}) EXPECT_THAT(text, testing::HasSubstr(note));
+  }
+  if (!kWithOnednn) GTEST_SKIP() << "this fusegrad was built without oneDNN";
+  const std::string text = explained(ProductLibrary::onednn, Dtype::f32);
+  for (const char* note : {"dx: oneDNN", "dw: oneDNN"}) EXPECT_THAT(text, testing::HasSubstr(note));
+  EXPECT_THAT(explained(ProductLibrary::onednn, Dtype::f64), testing::Not(testing::HasSubstr("oneDNN")));
 }
 
 TEST(LinearShapeTest, RowsWithoutFeaturesCostNothing) {

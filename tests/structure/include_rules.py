@@ -8,6 +8,7 @@ Every rule that a file breaks is one line, path:line: what is wrong; the exit st
   order      examples, tests, bench -> nn, optim, io -> ops -> autograd: a file includes its own folder or lower ones
   CUDA       its headers only in folders named cuda (and in tests/fake_gpu, which stands in for its libraries)
   Eigen      only in folders named cpu (and in the test of a program that has its own)
+  oneDNN     its headers only in folders named cpu
   public     an installed header includes the C++ standard library and other installed headers, nothing else;
              examples include installed headers only
   private    a header says "Not installed" in its opening comment if and only if it is not installed
@@ -25,6 +26,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 CUDA = re.compile(r"^(cuda|cublas|curand|cusparse|cusolver|nccl|nvrtc|nvtx|nvToolsExt|cub/|thrust/|cutlass/|cute/|mma\.h"
                   r"|cooperative_groups|device_launch|vector_types|library_types)")
 EIGEN = re.compile(r"^(unsupported/)?Eigen/")
+ONEDNN = re.compile(r"^(oneapi/)?(dnnl|mkldnn)")
 STANDARD = re.compile(r"^[a-z_]+$")  # <vector>, <cstdint>: no dot and no folder
 
 
@@ -53,6 +55,8 @@ def include_problems(name, kind, target, root, public):
         yield f"{target} belongs to CUDA, whose headers are only for folders named cuda"
     if EIGEN.match(target) and "cpu" not in folders and folders[:2] != ["tests", "packaging"]:
         yield f"{target} belongs to Eigen, whose headers are only for folders named cpu"
+    if ONEDNN.match(target) and "cpu" not in folders:
+        yield f"{target} belongs to oneDNN, whose headers are only for folders named cpu"
     if kind == '"' and (top in LIBRARY or not top):
         yield f'"{target}" must be written <fusegrad/...>'
 

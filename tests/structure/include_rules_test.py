@@ -13,7 +13,7 @@ CLEAN = {
     "autograd/tape.cpp": "#include <sched.h>\n#include <fusegrad/autograd/state.h>\n",
     "autograd/cuda/stream.cpp": "#include <cuda_runtime.h>\n",
     "ops/linear.h": "#pragma once\n#include <fusegrad/autograd/tape.h>\n",
-    "ops/cpu/linear.cpp": "#include <Eigen/Core>\n#include <fusegrad/ops/linear.h>\n",
+    "ops/cpu/linear.cpp": "#include <Eigen/Core>\n#include <oneapi/dnnl/dnnl.h>\n#include <fusegrad/ops/linear.h>\n",
     "ops/cuda/linear.cu": "#include <cublasLt.h>\n",
     "nn/mlp.h": "#pragma once\n#include <fusegrad/ops/linear.h>\n",
     "optim/sgd.cpp": "#include <fusegrad/autograd/tape.h>\n",
@@ -78,6 +78,11 @@ class IncludeRulesTest(unittest.TestCase):
             with self.subTest(header=header):
                 self.expect_one("tests/ops/linear_test.cpp:3", "Eigen",
                                 {"tests/ops/linear_test.cpp": f"#  include <{header}>\n"})
+
+    def test_finds_onednn_outside_its_folders(self):
+        for header in ["dnnl.h", "oneapi/dnnl/dnnl.hpp", "mkldnn.h"]:
+            with self.subTest(header=header):
+                self.expect_one("ops/linear.cpp:1", "oneDNN", {"ops/linear.cpp": f"#include <{header}>\n"})
 
     def test_finds_foreign_headers_in_public_ones(self):
         for header in ["fmt/format.h", "nlohmann/json.hpp", "zlib.h", "sched.h"]:

@@ -1,0 +1,33 @@
+# Decides whether the CPU backend may have oneDNN multiply, and sets FUSEGRAD_WITH_ONEDNN.
+#
+# AUTO uses it where it is found, ON uses it or fails, OFF does not look. A ThreadSanitizer build leaves it out: oneDNN
+# and its OpenMP runtime are not built for that, and every report would be about them.
+set(FUSEGRAD_WITH_ONEDNN OFF)
+if(NOT FUSEGRAD_ONEDNN MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "fusegrad: FUSEGRAD_ONEDNN must be AUTO, ON or OFF, got \"${FUSEGRAD_ONEDNN}\"")
+endif()
+if(FUSEGRAD_ONEDNN STREQUAL "OFF")
+  message(STATUS "fusegrad: without oneDNN, because FUSEGRAD_ONEDNN=${FUSEGRAD_ONEDNN}")
+  return()
+endif()
+
+set(missing "")
+if("${CMAKE_CXX_FLAGS}" MATCHES "-fsanitize=[a-z,-]*thread")
+  set(missing "ThreadSanitizer cannot see into it")
+else()
+  list(PREPEND CMAKE_MODULE_PATH "${CMAKE_CURRENT_LIST_DIR}")
+  find_package(oneDNN 2.0 QUIET MODULE)
+  list(POP_FRONT CMAKE_MODULE_PATH)
+  if(NOT oneDNN_FOUND)
+    set(missing "it was not found, version 2.0 or newer and not built for TBB or SYCL (Debian: libdnnl-dev)")
+  endif()
+endif()
+if(missing)
+  if(FUSEGRAD_ONEDNN STREQUAL "ON")
+    message(FATAL_ERROR "fusegrad: FUSEGRAD_ONEDNN=ON, but ${missing}")
+  endif()
+  message(STATUS "fusegrad: without oneDNN, because ${missing}")
+  return()
+endif()
+set(FUSEGRAD_WITH_ONEDNN ON)
+message(STATUS "fusegrad: with oneDNN ${oneDNN_VERSION}")
