@@ -16,7 +16,7 @@ launchers=()
 if command -v ccache >/dev/null; then
   launchers=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
 fi
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFUSEGRAD_CUDA=ON -DFUSEGRAD_NATIVE=OFF \
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DFUSEGRAD_CUDA=ON -DFUSEGRAD_NATIVE=OFF -DFUSEGRAD_ONEDNN=OFF \
   -DCMAKE_CUDA_ARCHITECTURES="${ARCH:-90}" -DCMAKE_CXX_FLAGS=-march=x86-64-v3 \
   -DCMAKE_EXE_LINKER_FLAGS="-static-libstdc++ -static-libgcc" -DZLIB_USE_STATIC_LIBS=ON \
   -DFUSEGRAD_TEST_SOURCE_DIR=. -DFUSEGRAD_EXAMPLES=OFF -DFUSEGRAD_BENCH=OFF "${launchers[@]}"
