@@ -5,8 +5,8 @@
 
 #include <fusegrad/autograd/cuda/cuda_state.h>
 #include <fusegrad/autograd/cuda/elementwise.h>
-#include <fusegrad/autograd/cuda/loss_history.h>
 #include <fusegrad/autograd/cuda/fault.h>
+#include <fusegrad/autograd/cuda/loss_history.h>
 #include <fusegrad/autograd/dtype_visit.h>
 #include <fusegrad/autograd/narrow.h>
 #include <fusegrad/ops/activation_kernels.h>
