@@ -129,7 +129,7 @@ class Step::Impl {
       require<StateError>(arguments[i].defined(), "step: argument {} is an empty handle", i);
       require<DeviceError>(arguments[i].context() == context_,
                            "step: argument {} must be on the step's context ({}), got one on another context ({})", i,
-                           context_.device().to_string(), arguments[i].device().to_string());
+                           context_.device(), arguments[i].device());
     }
   }
 
@@ -145,7 +145,7 @@ class Step::Impl {
     require<StateError>(result.defined(), "step: the function returned an empty Var");
     const Tensor value = result.value();
     require<ShapeError>(options_.mode == Mode::inference || value.size() == 1,
-                        "step: the function must return a scalar loss, got shape {}", value.shape().to_string());
+                        "step: the function must return a scalar loss, got shape {}", value.shape());
     return value;
   }
 

@@ -2,7 +2,7 @@
 # Installs the Debian packages that fusegrad is built with, if any is missing.
 #
 #   scripts/install_dependencies.sh build    library and examples
-#   scripts/install_dependencies.sh test     the above, the tests, the benchmarks, and oneDNN, which a build uses if it is there
+#   scripts/install_dependencies.sh test     the above, the tests, the benchmarks, and oneDNN (optional)
 #   scripts/install_dependencies.sh check    the above, and the sanitizers' and linters' compiler
 #
 # Where all packages are installed it calls neither apt nor sudo, so that it works offline and for any user.
@@ -12,7 +12,10 @@ packages=(build-essential cmake ninja-build libeigen3-dev libfmt-dev nlohmann-js
 case "${1:-}" in
   build) ;;
   test) packages+=(libgtest-dev libgmock-dev libbenchmark-dev libdnnl-dev python3) ;;
-  check) packages+=(libgtest-dev libgmock-dev libbenchmark-dev libdnnl-dev python3 clang clang-format clang-tidy shellcheck) ;;
+  check)
+    packages+=(libgtest-dev libgmock-dev libbenchmark-dev libdnnl-dev python3)
+    packages+=(clang clang-format clang-tidy shellcheck)
+    ;;
   *)
     echo "usage: $0 build|test|check" >&2
     exit 2

@@ -25,13 +25,9 @@ struct TileLimits {
   std::int64_t least_work = std::int64_t{1} << 20;
 };
 constexpr TileLimits kTiles;
-// oneDNN packs the factors anew for each tile, so larger ones.
-constexpr TileLimits kOnednnTiles{.most_rows = 192,
-                                  .least_rows = 64,
-                                  .most_cols = 512,
-                                  .most_narrow_rows = 768,
-                                  .enough_tasks = 16,
-                                  .least_work = std::int64_t{1} << 22};
+// oneDNN packs the factors anew for each tile, so fewer and larger ones. With tiles of twice as many columns products
+// of less than a million terms are one task; with half as many rows the narrow ones lose a tenth on one thread.
+constexpr TileLimits kOnednnTiles{.most_rows = 192, .most_narrow_rows = 768, .enough_tasks = 16};
 
 constexpr std::int64_t kMostParts = 32;
 constexpr std::int64_t kLeastWorkAPart = std::int64_t{1} << 20;
@@ -67,9 +63,7 @@ void TiledProduct<Acc>::choose_tiles() {
   }
   const auto count = [&] { return ceil_div(size_.m, tile_rows_) * ceil_div(size_.n, tile_cols_); };
   while (count() > 0 && count() < limits.enough_tasks && work() / count() >= 2 * limits.least_work) {
-    if (tile_cols_ > 2 * kColUnit) {
-      tile_cols_ = 2 * kColUnit;
-    } else if (tile_rows_ > limits.least_rows && size_.m > limits.least_rows) {
+    if (tile_rows_ > limits.least_rows && size_.m > limits.least_rows) {
       tile_rows_ /= 2;
     } else if (tile_cols_ > kColUnit) {
       tile_cols_ = kColUnit;
