@@ -125,7 +125,7 @@ detail::ContextSettings resolve(const ContextOptions& options) {
 
 namespace detail {
 
-constinit thread_local const ContextState* ContextState::stepping_ = nullptr;
+constinit thread_local const ContextState* ContextState::stepping = nullptr;
 
 ContextState::ContextState(std::unique_ptr<Backend> backend, const ContextSettings& settings)
     : memory_(std::move(backend)), pool_(settings.threads), settings_(settings), annotated_(is_annotated()) {}
@@ -155,7 +155,7 @@ void ContextState::set_step(StepRun* run, Branches* branches) {
   step_run_ = run;
   branches_ = branches;
   backend().set_branches(branches);
-  stepping_ = run && cuda_ ? this : nullptr;
+  stepping = run && cuda_ ? this : nullptr;
 }
 
 OutsideStep::OutsideStep(ContextState& context)

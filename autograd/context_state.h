@@ -61,7 +61,7 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   /// Errors: StateError if this thread runs a Step's function for another context, on a GPU: what that did here would
   /// happen when the graph is captured and never again.
   void check_usable() const {
-    if (stepping_ && stepping_ != this) [[unlikely]]
+    if (stepping && stepping != this) [[unlikely]]
       refuse_use();
   }
   /// Errors: StateError if a Step's function runs on this GPU, because `what` cannot be part of a graph.
@@ -92,7 +92,7 @@ class ContextState : public std::enable_shared_from_this<ContextState> {
   [[noreturn]] void refuse_host_copy(std::string_view what) const;
 
   // The one thing that belongs to a thread: a captured function may use other contexts by no way that they could see.
-  static constinit thread_local const ContextState* stepping_;
+  static constinit thread_local const ContextState* stepping;
 
   MemoryCache memory_;
   ThreadPool pool_;
