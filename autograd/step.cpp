@@ -65,7 +65,7 @@ class Step::Impl {
 
   Tensor run(std::span<const Tensor> arguments) {
     check(arguments);
-    const Tensor result = context_.device().type == DeviceType::cpu ? run_here(arguments) : run_on_gpu(arguments);
+    Tensor result = context_.device().type == DeviceType::cpu ? run_here(arguments) : run_on_gpu(arguments);
     ++info_.calls;
     return result;
   }
@@ -143,7 +143,7 @@ class Step::Impl {
     Tape tape(context_, {.mode = options_.mode});
     const Var result = function_(tape, inputs);
     require<StateError>(result.defined(), "step: the function returned an empty Var");
-    const Tensor value = result.value();
+    Tensor value = result.value();
     require<ShapeError>(options_.mode == Mode::inference || value.size() == 1,
                         "step: the function must return a scalar loss, got shape {}", value.shape());
     return value;
@@ -302,7 +302,7 @@ class Step::Impl {
 
   /// The function's work and what belongs to it.
   Tensor enqueue(Variant& variant) {
-    const Tensor result = call(variant.inputs);
+    Tensor result = call(variant.inputs);
     if constexpr (kWithCuda) {
       detail::ContextState& context = context_.state();
       if (options_.mode == Mode::training) {

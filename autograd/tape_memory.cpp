@@ -24,8 +24,8 @@ TapeMemory TapeState::memory() const {
   std::ranges::sort(distinct, [](const SavedMemory& a, const SavedMemory& b) {
     return a.data == b.data ? a.bytes > b.bytes : std::less<>()(a.data, b.data);
   });
-  const auto repeated = std::ranges::unique(distinct, {}, &SavedMemory::data);
-  distinct.erase(repeated.begin(), repeated.end());
+  const auto same = [](const SavedMemory& a, const SavedMemory& b) { return a.data == b.data; };
+  distinct.erase(std::unique(distinct.begin(), distinct.end(), same), distinct.end());
   for (const SavedMemory& tensor : distinct) {
     const bool leaf = std::ranges::binary_search(leaves, tensor.data, std::less<>());
     (leaf ? memory.saved_leaves : memory.saved) += tensor.bytes;
