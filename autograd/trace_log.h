@@ -40,7 +40,7 @@ class TraceLog {
 
   /// Opens an event and returns its number. Errors: CudaError.
   std::size_t begin(ProfilePhase phase, std::string_view name);
-  void end(std::size_t event) noexcept;
+  void end(std::size_t number) noexcept;
   TraceEvent& event(std::size_t number) { return events_[number]; }
   std::size_t size() const { return events_.size(); }
 
