@@ -188,7 +188,7 @@ double train_captured(const fg::Context& context, const fg::Mlp& net, const fg::
   fg::DataLoader batches(context, rows,
                          {.batch_size = options.batch, .shuffle_seed = options.seed, .dtype = options.dtype});
   fg::Step step(context, [&](fg::Tape& tape, const fg::Tensor& x, const fg::Tensor& label) {
-    const fg::Var loss = fg::softmax_cross_entropy(net(tape.input(x)), label);
+    fg::Var loss = fg::softmax_cross_entropy(net(tape.input(x)), label);
     tape.backward(loss, backward_options(options));
     optimizer.step();
     return loss;
