@@ -63,12 +63,10 @@ class AdamRule final : public UpdateRule {
   void reserve(std::size_t parameters) override { scalars_.reserve(parameters); }
 
   void run(const OptimizerPass& pass) override {
-    const bool coupled = decay_ == WeightDecay::coupled;
     scalars_.clear();
     for (std::size_t i = 0; i < pass.steps.size(); ++i) {
       scalars_.push_back(kernels::adam_scalars(pass.learning_rate, pass.steps[i], pass.gradient_factors[i],
-                                               constants_.beta1, constants_.beta2,
-                                               coupled ? 0 : constants_.weight_decay));
+                                               constants_.beta1, constants_.beta2, decoupled_decay()));
     }
     const kernels::AdamStep args{.parameters = pass.parameters,
                                  .scalars = scalars_,
@@ -78,7 +76,7 @@ class AdamRule final : public UpdateRule {
                                  .beta1 = constants_.beta1,
                                  .beta2 = constants_.beta2,
                                  .epsilon = constants_.epsilon,
-                                 .coupled_decay = coupled ? constants_.weight_decay : 0};
+                                 .coupled_decay = decay_ == WeightDecay::coupled ? constants_.weight_decay : 0};
     dispatch(pass.context, [&](const auto& execution) { kernels::adam_step(execution, args); });
   }
 
@@ -88,7 +86,7 @@ class AdamRule final : public UpdateRule {
     const kernels::AdvanceAdam args{.progress = progress,
                                     .beta1 = constants_.beta1,
                                     .beta2 = constants_.beta2,
-                                    .decoupled_decay = decay_ == WeightDecay::coupled ? 0 : constants_.weight_decay,
+                                    .decoupled_decay = decoupled_decay(),
                                     .scalars = static_cast<kernels::AdamScalars*>(scalars)};
     dispatch(context, [&](const auto& execution) {
       if constexpr (std::is_same_v<decltype(execution), const CudaExecution&>) kernels::advance_adam(execution, args);
@@ -96,6 +94,8 @@ class AdamRule final : public UpdateRule {
   }
 
  private:
+  double decoupled_decay() const { return decay_ == WeightDecay::coupled ? 0 : constants_.weight_decay; }
+
   WeightDecay decay_;
   Dtype dtype_;
   AdamConstants constants_;
