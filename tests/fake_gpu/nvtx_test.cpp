@@ -1,6 +1,5 @@
 // The NVTX ranges of a step. This program is its own profiler: it hands NVTX the functions that a tool would, which
 // keep the ranges that are opened and count how many are open.
-#define NVTX_STATIC_INJECTION_IMPL
 #include <string>
 #include <vector>
 
@@ -18,7 +17,7 @@ namespace {
 struct Ranges {
   std::string domain;
   bool keep = false;
-  std::vector<std::string> texts;
+  std::vector<std::string> texts = {};
   int open = 0;
   int deepest = 0;
 };
@@ -53,9 +52,10 @@ int attach(NvtxGetExportTableFunc_t table_of) {
   return 1;
 }
 
-}  // namespace
+/// Before the first context: NVTX looks for a tool once.
+const bool attached = (InitializeInjectionNvtx2_fnptr = attach, true);
 
-extern "C" NvtxInitializeInjectionNvtxFunc_t InitializeInjectionNvtx2_fnptr = attach;
+}  // namespace
 
 namespace fusegrad {
 namespace {
@@ -66,6 +66,7 @@ using testing::ElementsAre;
 class NvtxTest : public test::DeviceTest {
  protected:
   void SetUp() override {
+    ASSERT_TRUE(attached);
     DeviceTest::SetUp();
     ranges() = {.domain = ranges().domain};
   }

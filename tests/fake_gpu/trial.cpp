@@ -100,7 +100,7 @@ std::string_view Trial::verify(const CudaExecution& execution, const std::functi
 Stopwatch::Stopwatch() = default;
 Stopwatch::~Stopwatch() = default;
 
-std::vector<double> Stopwatch::compare(std::span<const std::function<void()>> calls, double) {
+std::vector<double> Stopwatch::compare(std::span<const std::function<void()>> calls, double, bool) {
   std::vector<double> us;
   for (const std::function<void()>& call : calls) {
     call();
