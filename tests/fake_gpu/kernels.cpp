@@ -79,8 +79,13 @@ void softmax_cross_entropy_forward(const CudaExecution&, const SoftmaxCrossEntro
 void softmax_cross_entropy_backward(const CudaExecution&, const SoftmaxCrossEntropyBackward& args) {
   softmax_cross_entropy_backward(host(), args);
 }
-void sgd_step(const CudaExecution&, const SgdStep& args) { sgd_step(host(), args); }
-void adam_step(const CudaExecution&, const AdamStep& args) { adam_step(host(), args); }
+template <class Args>
+Args with_scalars(Args args) {
+  if (args.device_scalars) args.scalars = {args.device_scalars, args.parameters.slots.size()};
+  return args;
+}
+void sgd_step(const CudaExecution&, const SgdStep& args) { sgd_step(host(), with_scalars(args)); }
+void adam_step(const CudaExecution&, const AdamStep& args) { adam_step(host(), with_scalars(args)); }
 void advance_sgd(const CudaExecution& execution, const AdvanceSgd& args) {
   advance(execution, args.progress, [&](std::int64_t slot, std::int64_t t, double rate, double factor) {
     args.scalars[slot] = sgd_scalars(rate, t, factor, args.momentum, args.dampening);

@@ -35,6 +35,8 @@ void fill_normal(const CudaExecution&, const Vector& to, std::uint32_t) { fill(t
 Trial::Trial(CudaBackend& backend, void* block, const LtProduct& like)
     : backend_(backend), block_(block), product_(like) {}
 
+std::int64_t Trial::bytes() const { return 0; }
+
 Trial::~Trial() { backend_.release(block_); }
 
 std::unique_ptr<Trial> Trial::make(CudaBackend& backend, const LtProduct& like) {
