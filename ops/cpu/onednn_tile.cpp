@@ -56,7 +56,7 @@ class SingleThread {
 //   dx 16384 x 32 (64 terms)                75,  92
 //   dw 64 x 64, 32 x 64, 64 x 16 (16384)    62,  89;  68, 106;  62, 103
 //   dw 1024 x 1024 (4096 terms)             63,  82
-//   dx, dw 1024 x 1024 (1024 terms)         96,  98, with tiles of half the result; few tiles suit few cores only
+//   dx, dw 1024 x 1024 (1024 terms)         92,  86; 93, 91
 // We share packed factors among tiles, oneDNN packs for each tile: it gains where a side of the result is at most
 // kNarrow, so that there are few, or where so many terms are summed that what we have packed leaves the cache.
 constexpr std::int64_t kNarrow = 512;

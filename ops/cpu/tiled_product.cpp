@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <type_traits>
 
 #include <fusegrad/autograd/execution.h>
 #include <fusegrad/ops/cpu/onednn_tile.h>
