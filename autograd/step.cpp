@@ -65,9 +65,7 @@ class Step::Impl {
 
   Tensor run(std::span<const Tensor> arguments) {
     check(arguments);
-    Tensor result = context_.device().type == DeviceType::cpu ? run_here(arguments) : run_on_gpu(arguments);
-    ++info_.calls;
-    return result;
+    return context_.device().type == DeviceType::cpu ? run_here(arguments) : run_on_gpu(arguments);
   }
 
   std::vector<Tensor> inputs(std::span<const StepInput> like) {
@@ -161,11 +159,12 @@ class Step::Impl {
       throw;
     }
     context_.state().set_step(nullptr, nullptr);
-    run_.check_gradients();
+    ++info_.calls;
     if (options_.mode == Mode::training) {
       if (std::cmp_equal(losses_.size(), kKeptLosses)) losses_.pop_front();
       losses_.push_back(result.item());
     }
+    run_.check_gradients();
     return result;
   }
 
@@ -185,6 +184,7 @@ class Step::Impl {
       variant->last_use = ++tick_;
       if (!variant->graph) return run_first(*variant);
       variant->graph->launch(context_.state().cuda()->backend().own_stream());
+      ++info_.calls;
       ++info_.replays;
       info_.graph_nodes = variant->graph->size();
       for (const detail::StoragePtr& storage : variant->written) {
@@ -258,6 +258,7 @@ class Step::Impl {
         const Running running(context_.state(), run, arena_, options_.branches);
         result = enqueue(variant);
       }
+      ++info_.calls;  // whatever follows: its loss is in the history
       run.check_gradients();
       variant.has_run = true;
       // The graph will need the memory of it.

@@ -22,7 +22,8 @@
 // What the function may not do on a GPU, because a graph cannot repeat it (each is a StateError that says so, and
 // leaves context and step usable): read a tensor or a step count on the host, copy from the host, wait, set a learning
 // rate, use another context, call a Step, leave a gradient valid that was empty before or the other way round, use an
-// optimizer with skip_nonfinite. Calls of the CUDA runtime in it that cannot be captured invalidate the capture; those
+// optimizer with skip_nonfinite. Nor may, between the calls, a parameter be frozen or unfrozen or an optimizer load a
+// state: reset() the step then. Calls of the CUDA runtime in it that cannot be captured invalidate the capture; those
 // that can be, on streams of the caller's, are not seen: they happen in the first two calls and never again.
 #pragma once
 
@@ -62,7 +63,7 @@ struct StepInput {
 
 /// What a Step holds and has done.
 struct StepInfo {
-  std::int64_t calls = 0;
+  std::int64_t calls = 0;         ///< whose function ran to its end
   std::int64_t captures = 0;      ///< graphs made
   std::int64_t replays = 0;       ///< calls that launched a graph
   std::int64_t graphs = 0;        ///< graphs held

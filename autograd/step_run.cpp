@@ -8,6 +8,8 @@ namespace fusegrad::detail {
 void StepRun::clear() {
   touched_.clear();
   valid_.clear();
+  frozen_.clear();
+  dependencies_.clear();
   written_.clear();
   kept_.clear();
 }
@@ -15,7 +17,14 @@ void StepRun::clear() {
 void StepRun::touches(const std::shared_ptr<ParameterStore>& store) {
   if (std::ranges::find(touched_, store, &Touched::store) != touched_.end()) return;
   touched_.push_back({store, valid_.size()});
-  for (const ParameterSlot& slot : store->slots()) valid_.push_back(slot.gradient_valid);
+  for (const ParameterSlot& slot : store->slots()) {
+    valid_.push_back(slot.gradient_valid);
+    frozen_.push_back(slot.frozen);
+  }
+}
+
+void StepRun::depends_on(const std::shared_ptr<const std::int64_t>& revision) {
+  if (repeats_) dependencies_.push_back({revision, *revision});
 }
 
 void StepRun::writes(const StoragePtr& storage) {
@@ -50,7 +59,14 @@ void StepRun::check_repeatable() const {
                           "step: the gradient of \"{}\" is {} and was {} when the step was captured; {}", slot.name,
                           slot.gradient_valid ? "there" : "empty", slot.gradient_valid ? "empty" : "there",
                           slot.gradient_valid ? "clear it before the call" : "reset() the step");
+      require<StateError>(slot.frozen == frozen_[touched.first + i],
+                          "step: \"{}\" was {} since the step was captured; reset() the step", slot.name,
+                          slot.frozen ? "frozen" : "unfrozen");
     }
+  }
+  for (const Dependency& dependency : dependencies_) {
+    require<StateError>(*dependency.revision == dependency.seen,
+                        "step: an optimizer has loaded another state since the step was captured; reset() the step");
   }
 }
 

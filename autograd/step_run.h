@@ -1,6 +1,7 @@
 // What one run of a Step's function does that outlives the run. Not installed.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,8 +35,10 @@ class StepRun {
 
   /// Errors: StateError that names a parameter whose gradient is not as it was at the beginning.
   void check_gradients() const;
-  /// Errors: StateError that names a parameter whose gradient is not now as it was at the beginning: a graph of the run
-  /// would add to what is not there, or not add to what is.
+  /// What a graph of the run has of its own: it must not be repeated once `*revision` has changed.
+  void depends_on(const std::shared_ptr<const std::int64_t>& revision);
+  /// Errors: StateError that says what is not as it was at the beginning, so that a graph of the run would go wrong: a
+  /// parameter's gradient is there or empty, a parameter is frozen or not, an optimizer has loaded another state.
   void check_repeatable() const;
   /// Makes the gradients valid or empty as they were at the beginning.
   void restore_gradients() noexcept;
@@ -46,11 +49,17 @@ class StepRun {
  private:
   struct Touched {
     std::shared_ptr<ParameterStore> store;
-    std::size_t first;  // of its parameters in valid_
+    std::size_t first;  // of its parameters in valid_ and frozen_
+  };
+  struct Dependency {
+    std::shared_ptr<const std::int64_t> revision;
+    std::int64_t seen;
   };
   bool repeats_;
   std::vector<Touched> touched_;
-  std::vector<bool> valid_;  // gradients at the beginning
+  std::vector<bool> valid_;   // gradients at the beginning
+  std::vector<bool> frozen_;  // parameters when they were touched first
+  std::vector<Dependency> dependencies_;
   std::vector<StoragePtr> written_;
   std::vector<Tensor> kept_;
 };

@@ -6,6 +6,7 @@
 #include <fusegrad/autograd/check.h>
 #include <fusegrad/autograd/memory.h>
 #include <fusegrad/autograd/parameter_store.h>
+#include <fusegrad/autograd/step_run.h>
 #include <fusegrad/ops/dispatch.h>
 #include <fusegrad/optim/device_progress.h>
 #include <fusegrad/optim/update_rule.h>
@@ -199,6 +200,7 @@ class Optimizer::Impl {
     moments_ = std::move(moments);
     steps_ = std::move(steps);
     if (progress) progress_ = std::move(progress);
+    ++*revision_;
     learning_rate_ = learning_rate;
   }
 
@@ -266,6 +268,7 @@ class Optimizer::Impl {
 
   /// The same with counts and scalars in the GPU's memory; on a branch of their own where there are branches.
   void update_on_device() {
+    if (detail::StepRun* run = context().state().step_run()) run->depends_on(revision_);
     std::int64_t elements = 0;
     for (const kernels::FlatSlot& slot : slots_) elements += slot.size;
     Branches* const branches = elements < kFillsGpu ? context().state().branches() : nullptr;
@@ -340,6 +343,8 @@ class Optimizer::Impl {
   std::vector<Tensor> moments_;
   std::vector<std::int64_t> steps_;                 // one a parameter; on a GPU progress_ has them
   std::optional<detail::DeviceProgress> progress_;  // on a GPU
+  // Changes with what a captured step has of this: options, and where moments and counts are.
+  std::shared_ptr<std::int64_t> revision_ = std::make_shared<std::int64_t>(0);
 
   // What the current step works on, one entry a stepped parameter; members so that a step allocates nothing.
   std::vector<std::size_t> active_;

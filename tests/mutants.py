@@ -192,7 +192,7 @@ MUTANTS = (
            ("TapeMemoryTest.CountsASavedTensorOnce",)),
     Mutant("gradient states of a step not compared", "autograd/step_run.cpp",
            (("require<StateError>(slot.gradient_valid == valid,", "require<StateError>(slot.gradient_valid || true,"),),
-           ("StepTest.RefusesGradientsThatStay",)),
+           ("StepRefusalTest.RefusesGradientsThatStay",)),
     # Files and data.
     Mutant("last partial batch dropped", "io/data_loader.cpp",
            (("full + (rest && !options_.drop_last ? 1 : 0)", "full"),),

@@ -56,7 +56,7 @@ CUstream_st* CudaBackend::work_stream() {
 void* CudaBackend::allocate(std::size_t bytes) {
   require<ArenaTooSmall>(
       !stream().capturing(),
-      "step: {} bytes were asked for while the step function was captured, more than when it first ran: "
+      "context: {} bytes were asked for while a graph was captured, more than when its work first ran: "
       "it does not do the same each time",
       bytes);
   const DeviceScope scope(device_);
