@@ -59,16 +59,16 @@ constexpr std::string_view name_of(Strategy strategy) {
 /// How a GPU chooses the strategy of a fused step and the algorithm of each product.
 ///   heuristic  by rank: the library's order of strategies, cuBLASLt's order of algorithms
 ///   measure    the first use of each shape times every candidate on this card, in private memory, and takes the
-///   fastest
-///              whose results are verified; that takes milliseconds to seconds a shape. See ops/plans.h to keep plans.
+///              fastest whose results are verified; that takes milliseconds to seconds a shape. See ops/plans.h to
+///              keep plans.
 /// With ContextOptions::deterministic nothing is timed, whatever the policy, but every algorithm is verified. A CPU has
 /// one way, whatever the policy.
 enum class PlanPolicy : std::uint8_t { heuristic, measure };
 
 /// Who multiplies f32 matrices on a CPU (and 16-bit ones, whose products are taken in fp32).
 ///   eigen   the library's own kernels on Eigen's vector primitives; always there, and the reference
-///   onednn  oneDNN for the products that it does faster, the same kernels for the rest; if the library was built with
-///   it
+///   onednn  oneDNN for the products that it does faster, the same kernels for the rest; if the library was built
+///           with it
 /// f64 and everything else on a CPU is the library's own. Both are right within the same bounds and neither depends on
 /// the number of threads, but their bits differ.
 enum class ProductLibrary : std::uint8_t { eigen, onednn };

@@ -20,6 +20,7 @@ constexpr std::string_view kHead = "{\n \"format\": \"fusegrad plans\",\n \"vers
 constexpr std::int64_t kMostBytes = std::int64_t{64} << 20;
 
 constexpr std::pair<PlanSubject, std::string_view> kSubjects[] = {{PlanSubject::product, "product"},
+                                                                  {PlanSubject::forward, "forward"},
                                                                   {PlanSubject::input_gradient, "input gradient"},
                                                                   {PlanSubject::bias_gradient, "bias gradient"}};
 

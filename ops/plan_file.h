@@ -1,6 +1,6 @@
 // The format of plan files: JSON, versioned, with a checksum. Knows neither cuBLASLt nor GPUs. Not installed.
 //
-//   {"format": "fusegrad plans", "version": 1, "checksum": "...", "sections": [
+//   {"format": "fusegrad plans", "version": 2, "checksum": "...", "sections": [
 //    {"card", "driver", "library", "workspace", "math", "deterministic", "plans": [
 //     {"subject", "what", "key": "1000 800 ...", "algorithm": "42 0 ...", "candidates": [["name", us], ...]}, ...]},
 //     ...]}
@@ -22,7 +22,7 @@ namespace fusegrad::detail {
 
 /// To be raised with every change of the format, or of what the words of a key mean: PlanKey in
 /// ops/cuda/plan_key.h.
-inline constexpr int kPlanFileVersion = 1;
+inline constexpr int kPlanFileVersion = 2;
 
 /// All that a choice depends on beside its key. Plans are for one of these only.
 struct PlanSource {
@@ -35,8 +35,8 @@ struct PlanSource {
   bool operator==(const PlanSource&) const = default;
 };
 
-/// How plans were chosen for. A step is known by the gradient that it makes.
-enum class PlanSubject : std::uint8_t { product, input_gradient, bias_gradient };
+/// How plans were chosen for. A backward step is known by the gradient that it makes.
+enum class PlanSubject : std::uint8_t { product, forward, input_gradient, bias_gradient };
 
 /// One choice, as a file has it.
 struct PlanRecord {

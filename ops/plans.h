@@ -1,8 +1,8 @@
 // What a context has chosen for its products and fused steps, and files that keep the choice.
 //
-// On a GPU every matrix product has a plan (the cuBLASLt algorithm that runs it) and every fused backward step a
-// strategy. PlanPolicy::measure times the candidates at the first use of a shape, which takes milliseconds to seconds.
-// A plan file saves that in later runs:
+// On a GPU every matrix product has a plan (the cuBLASLt algorithm that runs it) and every fused step a strategy.
+// PlanPolicy::measure times the candidates at the first use of a shape, which takes milliseconds to seconds. A plan
+// file saves that in later runs:
 //
 //   fusegrad::Context context = fusegrad::Context::cuda({.plans = fusegrad::PlanPolicy::measure});
 //   fusegrad::load_plans(context, "plans.json");   // what is there is not measured again

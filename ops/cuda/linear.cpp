@@ -1,6 +1,7 @@
 // The fused affine map on a GPU: which cuBLASLt products run, and what runs where there is none.
 //
-// forward   y  = x wᵀ     RELU_AUX_BIAS, GELU_AUX_BIAS (training); RELU_BIAS, GELU_BIAS (inference); BIAS
+// forward   y  = x wᵀ     RELU_AUX_BIAS, GELU_AUX_BIAS (training); RELU_BIAS, GELU_BIAS (inference); BIAS;
+//                         in f64 and f32 also DEFAULT and a kernel, where that was measured to be faster
 // backward  dx = dz w     by strategy: epilogue DRELU_BGRAD, DGELU_BGRAD; split DRELU, DGELU; pass DEFAULT and a kernel
 //           dw = dzᵀ x    BGRADB where the bias gradient is wanted
 //
@@ -135,18 +136,22 @@ std::string_view forward_note(Epilogue epilogue) {
 /// cuBLASLt wants a saved pre-activation whose rows are multiples of 8 elements.
 bool fits_gelu(const ConstMatrix& pre_activation) { return !pre_activation.data || pre_activation.ld % 8 == 0; }
 
-void unfused_forward(const CudaExecution& execution, const LinearForward& args) {
+/// A product, then bias and activation by a kernel. Returns the product that ran.
+std::string_view unfused_forward(const CudaExecution& execution, const LinearForward& args) {
   const Dtype wide = accumulation_dtype(args.x.dtype);
+  const bool in_place = args.y.dtype == wide;
   const detail::Scratch sums =
-      execution.state.scratch(static_cast<std::size_t>(args.y.rows * args.y.cols) * size_of(wide));
-  const Matrix z{sums.data(), args.y.rows, args.y.cols, args.y.cols, wide};
-  plain_product(execution, {.a = args.x, .b = args.w, .transpose_b = Transpose::yes, .d = z});
+      execution.state.scratch(in_place ? 0 : static_cast<std::size_t>(args.y.rows * args.y.cols) * size_of(wide));
+  const Matrix z = in_place ? args.y : Matrix{sums.data(), args.y.rows, args.y.cols, args.y.cols, wide};
+  const std::string_view ran =
+      plain_product(execution, {.a = args.x, .b = args.w, .transpose_b = Transpose::yes, .d = z});
   activation_forward(execution, {.z = z,
                                  .b = args.b,
                                  .y = args.y,
                                  .activation = args.activation,
                                  .mask = args.mask,
                                  .pre_activation = args.pre_activation});
+  return ran;
 }
 
 // Backward.
@@ -238,7 +243,7 @@ LinearInputGradient part_of(const LinearInputGradient& args, std::int64_t begin,
 
 }  // namespace
 
-FusedResult linear_forward(const CudaExecution& execution, const LinearForward& args) {
+FusedResult run_forward(const CudaExecution& execution, const LinearForward& args, const ForwardWay& way) {
   if (args.y.rows == 0 || args.y.cols == 0) return {.note = "nothing to compute"};
   FusedResult result;
   const auto block = [&](std::int64_t begin, std::int64_t end) {
@@ -247,7 +252,7 @@ FusedResult linear_forward(const CudaExecution& execution, const LinearForward& 
     part.y = rows_of(args.y, begin, end);
     part.mask = mask_rows_of(args.mask, begin, args.y.cols);
     part.pre_activation = rows_of(args.pre_activation, begin, end);
-    result = linear_forward(execution, part);
+    result = run_forward(execution, part, way);
   };
   if (cut(execution, args.y.rows, {args.x.ld, args.y.ld, mask_ld(args.y.cols), args.pre_activation.ld}, block)) {
     return result;
@@ -259,6 +264,10 @@ FusedResult linear_forward(const CudaExecution& execution, const LinearForward& 
             .note = args.b.data ? "a product, then bias and activation: no epilogue computes this"
                                 : "a product, then the activation: no epilogue computes this"};
   }
+  if (way.pass) {
+    const std::string_view ran = unfused_forward(execution, args);
+    return {.fused = false, .note = way.note, .product = ran};
+  }
   LtProduct product{
       .a = args.x, .b = args.w, .transpose_b = Transpose::yes, .d = args.y, .epilogue = *epilogue, .bias = args.b.data};
   if (args.mask) {
@@ -269,13 +278,25 @@ FusedResult linear_forward(const CudaExecution& execution, const LinearForward& 
     product.saved_ld = args.pre_activation.ld;
   }
   if (const std::string* ran = fits_gelu(args.pre_activation) ? run(execution, product) : nullptr) {
-    return {.note = forward_note(*epilogue), .product = *ran};
+    return {.note = way.note.empty() ? forward_note(*epilogue) : way.note, .product = *ran};
   }
   ++execution.state.counters().missing_algorithms;
   unfused_forward(execution, args);
   return {.fused = false,
           .note = args.b.data ? "a product, then bias and activation: cuBLASLt has no algorithm for the fused one"
                               : "a product, then the activation: cuBLASLt has no algorithm for the fused one"};
+}
+
+FusedResult linear_forward(const CudaExecution& execution, const LinearForward& args) {
+  ForwardWay way;
+  const bool wide = args.y.dtype == accumulation_dtype(args.y.dtype);
+  const bool choice = wide && forward_epilogue(args) && args.activation != Activation::none && args.x.cols != 0 &&
+                      args.y.rows != 0 && args.y.cols != 0;
+  if (choice && execution.state.settings().strategy == Strategy::automatic &&
+      execution.state.ways().chooses(execution.state)) {
+    if (const ForwardWay* measured = execution.state.ways().forward(execution, args)) way = *measured;
+  }
+  return run_forward(execution, args, way);
 }
 
 FusedResult run_input_gradient(const CudaExecution& execution, const LinearInputGradient& args,
@@ -319,7 +340,7 @@ FusedResult linear_input_gradient(const CudaExecution& execution, const LinearIn
   return run_input_gradient(execution, args, way_for(execution, args));
 }
 
-FusedResult run_weight_gradient(const CudaExecution& execution, const LinearWeightGradient& args, BiasWay way) {
+FusedResult run_weight_gradient(const CudaExecution& execution, const LinearWeightGradient& args, const BiasWay& way) {
   FusedResult result;
   const auto block = [&](std::int64_t begin, std::int64_t end) {
     LinearWeightGradient part = args;
@@ -335,7 +356,7 @@ FusedResult run_weight_gradient(const CudaExecution& execution, const LinearWeig
 
   const bool wants_bias = args.bias.data != nullptr;
   const bool empty = args.dz.rows == 0 || args.dw.rows == 0 || args.dw.cols == 0;
-  if (wants_bias && !empty && way == BiasWay::in_product) {
+  if (wants_bias && !empty && !way.column_sum) {
     const BiasGradient bias(execution, args.bias, args.bias_c, args.dw.dtype);
     if (const std::string* ran = run(execution, {.a = args.dz,
                                                  .transpose_a = Transpose::yes,
@@ -358,7 +379,7 @@ FusedResult run_weight_gradient(const CudaExecution& execution, const LinearWeig
 
 FusedResult linear_weight_gradient(const CudaExecution& execution, const LinearWeightGradient& args) {
   const Strategy asked = execution.state.settings().strategy;
-  BiasWay way = asked == Strategy::pass ? BiasWay::column_sum : BiasWay::in_product;
+  BiasWay way{.column_sum = asked == Strategy::pass};
   const bool choice = args.bias.data && args.dz.rows != 0 && args.dw.rows != 0 && args.dw.cols != 0;
   if (choice && asked == Strategy::automatic && execution.state.ways().chooses(execution.state)) {
     if (const BiasWay* measured = execution.state.ways().bias_gradient(execution, args)) way = *measured;

@@ -6,6 +6,7 @@
 namespace fusegrad::detail {
 namespace {
 
+using kernels::LinearForward;
 using kernels::LinearInputGradient;
 using kernels::LinearWeightGradient;
 using kernels::Transpose;
@@ -57,6 +58,21 @@ PlanKey key_of(const LtProduct& product) {
   return {{word(product.d.rows), word(product.d.cols), word(reduction_length(product)), word(product.a.ld),
            word(product.b.ld), adds ? word(product.c.ld) : 0, word(product.d.ld), word(product.saved_ld),
            flags.value()}};
+}
+
+PlanKey key_of(const LinearForward& args) {
+  Flags flags;
+  flags.put(static_cast<std::uint64_t>(args.x.dtype), 3);
+  flags.put(static_cast<std::uint64_t>(args.y.dtype), 3);
+  flags.put(static_cast<std::uint64_t>(args.activation), 3);
+  flags.put(args.b.data != nullptr, 1);
+  flags.put(args.mask != nullptr, 1);
+  for (const void* pointer : {args.x.data, args.w.data, args.b.data, static_cast<const void*>(args.y.data),
+                              static_cast<const void*>(args.pre_activation.data)}) {
+    flags.put(pointer);
+  }
+  return {{word(args.y.rows), word(args.y.cols), word(args.x.cols), word(args.x.ld), word(args.w.ld), word(args.y.ld),
+           word(args.pre_activation.data ? args.pre_activation.ld : 0), 0, flags.value()}};
 }
 
 PlanKey key_of(const LinearInputGradient& args) {

@@ -27,6 +27,7 @@ struct PlanKeyHash {
 };
 
 PlanKey key_of(const LtProduct& product);
+PlanKey key_of(const kernels::LinearForward& args);
 PlanKey key_of(const kernels::LinearInputGradient& args);
 PlanKey key_of(const kernels::LinearWeightGradient& args);
 /// None if the record's has another number of words.

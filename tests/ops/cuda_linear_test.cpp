@@ -21,6 +21,7 @@
 #include "tests/support/tolerance.h"
 
 #include <fusegrad/ops/cuda/blaslt.h>
+#include <fusegrad/ops/cuda/linear_ways.h>
 #include <fusegrad/ops/dispatch.h>
 #include <fusegrad/ops/linear_kernels.h>
 
@@ -128,30 +129,38 @@ void expect_forward(const Context& context, const Precision& precision, const La
                     const Layout& layout) {
   const Dtype dtype = precision.dtype;
   GuardedMatrix x(dtype, layer.x, layout), w(dtype, layer.w, layout), b(dtype, layer.b, layout);
-  for (const bool with_bias : {false, true})
-    for (const Activation activation : {Activation::none, Activation::relu})
-      for (const bool training : {false, true}) {
-        if (activation == Activation::none && training) continue;
-        SCOPED_TRACE(std::string(name_of(activation)) + (with_bias ? ", bias" : "") + (training ? ", mask" : ""));
-        const Values& z = with_bias ? truth.z : truth.product;
-        GuardedMatrix y(dtype, z.rows, z.cols, layout);
-        GuardedBytes mask(mask_bytes(z.rows, z.cols), 0xA5);
-        OnDevice at(context);
-        dispatch(context, [&](const auto& execution) {
-          kernels::linear_forward(execution, {.x = at.matrix(x),
-                                              .w = at.matrix(w),
-                                              .b = with_bias ? at.vector(b) : Vector(),
-                                              .y = at.matrix(y),
-                                              .activation = activation,
-                                              .mask = training ? at.bytes(mask) : nullptr});
-        });
-        at.fetch();
-        EXPECT_TRUE(equal(y.values(), activation == Activation::relu ? z.map(relu) : z, dtype));
-        EXPECT_TRUE(y.intact() && mask.intact());
-        if (training) {
-          EXPECT_TRUE(has_bits_of(mask, z));
-        }
-      }
+  const auto expect = [&](Activation activation, bool with_bias, bool training, bool pass) {
+    SCOPED_TRACE(std::string(name_of(activation)) + (with_bias ? ", bias" : "") + (training ? ", mask" : "") +
+                 (pass ? ", pass" : ""));
+    const Values& z = with_bias ? truth.z : truth.product;
+    GuardedMatrix y(dtype, z.rows, z.cols, layout);
+    GuardedBytes mask(mask_bytes(z.rows, z.cols), 0xA5);
+    OnDevice at(context);
+    const CudaExecution execution{context.state().cuda()->stream(), *context.state().cuda()};
+    const kernels::FusedResult result = kernels::run_forward(execution,
+                                                             {.x = at.matrix(x),
+                                                              .w = at.matrix(w),
+                                                              .b = with_bias ? at.vector(b) : Vector(),
+                                                              .y = at.matrix(y),
+                                                              .activation = activation,
+                                                              .mask = training ? at.bytes(mask) : nullptr},
+                                                             {.pass = pass});
+    at.fetch();
+    EXPECT_TRUE(equal(y.values(), activation == Activation::relu ? z.map(relu) : z, dtype));
+    EXPECT_TRUE(y.intact() && mask.intact());
+    if (training) {
+      EXPECT_TRUE(has_bits_of(mask, z));
+    }
+    if (pass && z.rows * z.cols != 0) {
+      EXPECT_FALSE(result.fused);
+    }
+  };
+  for (const bool with_bias : {false, true}) {
+    expect(Activation::none, with_bias, false, false);
+    for (const bool training : {false, true}) {
+      for (const bool pass : {false, true}) expect(Activation::relu, with_bias, training, pass);
+    }
+  }
 }
 
 TEST_F(CudaLinearTest, ForwardIsExactInEveryPrecision) {

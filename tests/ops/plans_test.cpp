@@ -41,6 +41,11 @@ PlanRecord product(std::uint64_t first, const std::string& what) {
 PlanFile some_file() {
   return {{{.source = source_of("a card"),
             .records = {product(1, "a product"),
+                        {.subject = PlanSubject::forward,
+                         .key = {7},
+                         .way = "product and pass",
+                         .what = "a forward step",
+                         .candidates = {{"product and pass", 1.5}, {"in product", 2}}},
                         {.subject = PlanSubject::input_gradient,
                          .key = {4, 5},
                          .way = "split",
@@ -101,8 +106,10 @@ TEST(PlanFileTest, SaysWhatIsWrong) {
   EXPECT_THAT(parse_plan_file(text.substr(0, 9)).problem, HasSubstr("cut short"));
   EXPECT_THAT(parse_plan_file(text.substr(0, text.size() - 1)).problem, HasSubstr("checksum"));
   std::string later = text;
-  later.replace(later.find("\"version\": 1"), 12, "\"version\": 2");
-  EXPECT_THAT(parse_plan_file(later).problem, HasSubstr("its format has version 2, and this fusegrad reads version 1"));
+  const std::string version = "\"version\": " + std::to_string(detail::kPlanFileVersion);
+  later.replace(later.find(version), version.size(), "\"version\": 99");
+  EXPECT_THAT(parse_plan_file(later).problem, HasSubstr("its format has version 99, and this fusegrad reads version " +
+                                                        std::to_string(detail::kPlanFileVersion)));
 }
 
 class SavedPlansTest : public testing::Test {

@@ -290,6 +290,25 @@ TEST_F(CudaPlansTest, MeasuredStepsGiveTheSameNumbersAndAreMeasuredOnce) {
   }
 }
 
+TEST_F(CudaPlansTest, ForwardStepsAreMeasuredWhereSumsLoseNothingInMemory) {
+  for (const Dtype dtype : {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16}) {
+    SCOPED_TRACE(name_of(dtype));
+    const Context measured = Context::cuda({.plans = PlanPolicy::measure});
+    std::string text;
+    test::two_layer_step(measured, dtype, {.explained = &text});
+    int forwards = 0;
+    for (const PlanReport& report : plans(measured)) {
+      if (!report.what.starts_with("forward step, relu 128 x 96 x 64 ")) continue;
+      ++forwards;
+      ASSERT_EQ(report.candidates.size(), 2U);
+      EXPECT_GT(report.candidates.front().us, 0);
+      EXPECT_GT(report.candidates.back().us, 0);
+      EXPECT_NE(text.find("y: " + report.candidates.front().name + "; measured: "), std::string::npos) << text;
+    }
+    EXPECT_EQ(forwards, size_of(dtype) == 2 ? 0 : 1);
+  }
+}
+
 TEST_F(CudaPlansTest, DeterministicContextsTimeNothingAndVerify) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
     const Context first = Context::cuda({.plans = PlanPolicy::measure, .deterministic = true});
