@@ -85,9 +85,10 @@ MemoryUse MemoryCache::use() const {
   return use_;
 }
 
-void MemoryCache::use_arena(Arena* arena, Branches* branches) {
+void MemoryCache::use_arena(Arena* arena, Branches* branches, Arena::Growth growth) {
   const std::lock_guard lock(mutex_);
   arena_ = arena;
+  growth_ = growth;
   branches_ = branches;
 }
 
@@ -139,7 +140,7 @@ Storage* MemoryCache::take_from_arena(std::size_t bytes) {
     if (any || !branches_->is_busy(**link)) return std::exchange(*link, (*link)->next);
     if (!busy || (*link)->branch_use < (*busy)->branch_use) busy = link;
   }
-  if (!busy || bytes < kWorthAWait) return nullptr;
+  if (!busy || (bytes < kWorthAWait && growth_ == Arena::Growth::free)) return nullptr;
   branches_->join(**busy);
   return std::exchange(*busy, (*busy)->next);
 }

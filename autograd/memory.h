@@ -51,6 +51,9 @@ struct MemoryBin {
 /// Blocks that the cache has set apart. The bytes of all of them count as in use.
 class Arena {
  public:
+  /// Whether blocks are added where others would have to be waited for.
+  enum class Growth : std::uint8_t { free, last_resort };
+
   Arena() = default;
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -85,7 +88,7 @@ class MemoryCache {
 
   /// From now on blocks come from `arena`, new ones are its own, and work may run on `branches`, if there are any; null
   /// ends that.
-  void use_arena(Arena* arena, Branches* branches);
+  void use_arena(Arena* arena, Branches* branches, Arena::Growth growth = Arena::Growth::free);
   /// Blocks come from the cache again until as many calls have resumed the arena.
   void suspend_arena();
   void resume_arena();
@@ -106,6 +109,7 @@ class MemoryCache {
   Storage* descriptors_ = nullptr;  // Storage objects without a block
   MemoryUse use_;
   Arena* arena_ = nullptr;
+  Arena::Growth growth_ = Arena::Growth::free;
   int suspensions_ = 0;
   Branches* branches_ = nullptr;
 };

@@ -28,12 +28,13 @@ constexpr std::int64_t kKeptLosses = 1024;
 /// A Step's function runs while this lives: its work may use branches, its memory is the arena's.
 class Running {
  public:
-  Running(detail::ContextState& context, StepRun& run, Arena& arena, bool branches) : context_(context) {
+  Running(detail::ContextState& context, StepRun& run, Arena& arena, Arena::Growth growth, bool branches)
+      : context_(context) {
     CudaState& state = *context.cuda();
     detail::CudaBranches& lines = state.step_streams().branches();
     lines.start();
     detail::CudaBranches* const used = branches ? &lines : nullptr;
-    context.memory().use_arena(&arena, used);
+    context.memory().use_arena(&arena, used, growth);
     context.set_step(&run, used);
   }
   ~Running() {
@@ -255,7 +256,7 @@ class Step::Impl {
     if constexpr (kWithCuda) {
       StepRun run(true);
       {
-        const Running running(context_.state(), run, arena_, options_.branches);
+        const Running running(context_.state(), run, arena_, Arena::Growth::free, options_.branches);
         result = enqueue(variant);
       }
       ++info_.calls;  // whatever follows: its loss is in the history
@@ -283,7 +284,8 @@ class Step::Impl {
       variant.result = Tensor();
       try {
         variant.graph = detail::Graph::capture(*context_.state().cuda(), [&] {
-          const Running running(context_.state(), run, arena_, options_.branches);
+          // Another block may be in use now than was then: it is waited for, since none can be added.
+          const Running running(context_.state(), run, arena_, Arena::Growth::last_resort, options_.branches);
           variant.result = enqueue(variant);
         });
         run.check_gradients();

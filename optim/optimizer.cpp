@@ -79,6 +79,7 @@ class Optimizer::Impl {
   Impl(const ParameterSet& parameters, double learning_rate, std::unique_ptr<UpdateRule> rule,
        std::optional<bool> skip_nonfinite)
       : parameters_(parameters), rule_(std::move(rule)), skip_nonfinite_(skip_nonfinite) {
+    const detail::OutsideStep outside(context().state());
     set_learning_rate(learning_rate);
     store().lay_out();
     if (context().device().type == DeviceType::cuda) {
