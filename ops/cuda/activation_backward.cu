@@ -74,10 +74,10 @@ __global__ void __launch_bounds__(kSummingThreads)
   constexpr int N = Access::kWidth;
   // As many bytes in flight as the registers hold: several operands of a row, or several rows of one.
   constexpr int kRows = is_gelu(activation) || add == Add::c ? kSweepRows / 2 : kSweepRows;
-  const SweepPart part(sweep, N);
+  const SweepPart part(sweep, N, kRows);
   typename Access::Compute totals[N] = {};
   Packet<Access, activation, add> packets[kRows];
-  for (std::int64_t row = part.row; row < part.end; row += kRows * sweep.row_lanes) {
+  for (std::int64_t row = part.first; row < part.end; row += part.step) {
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
       if (row + u * sweep.row_lanes < part.end) packets[u].load(args, row + u * sweep.row_lanes, part.column);
@@ -99,8 +99,7 @@ void backward(const CudaExecution& execution, const ActivationBackward& args) {
   visit_activation(args.activation, [&]<Activation activation>() {
     const auto kernel =
         args.c.data ? backward_kernel<Access, activation, Add::c> : backward_kernel<Access, activation, Add::nothing>;
-    launch(execution, "activation_backward", kernel, sweep.grid(), sums ? kSummingThreads : kSweepThreads, args, sweep,
-           scratch.sums(args.bias, args.bias_c));
+    launch_sweep(execution, "activation_backward", kernel, sweep, args, sweep, scratch.sums(args.bias, args.bias_c));
   });
 }
 

@@ -70,18 +70,17 @@ __global__ void __launch_bounds__(kSweepThreads, 4) forward_kernel(ActivationFor
   using Compute = typename Out::Compute;
   constexpr int N = Out::kWidth;
   constexpr int kRows = sizeof(typename In::Raw) > 16 ? kSweepRows / 2 : kSweepRows;
-  const SweepPart part(sweep, N);
+  const SweepPart part(sweep, N, kRows);
   const std::int64_t mask_row = mask_row_bytes(sweep.cols);
   Compute bias[N];
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    const bool given = args.b.data && part.row < part.end;
+    const bool given = args.b.data && part.first < part.end;
     bias[i] = given ? load_one<Compute>(args.b, part.column + i) : -Compute{0};  // adding -0 changes nothing
   }
   typename In::Raw raw[kRows];
   // All lanes make the same number of rounds, because they gather the mask together.
-  for (std::int64_t done = 0; done < sweep.rows_per_block; done += kRows * sweep.row_lanes) {
-    const std::int64_t first = part.row + done;
+  for (std::int64_t first = part.first; first - part.lane < sweep.rows; first += part.step) {
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
       if (first + u * sweep.row_lanes < part.end) raw[u] = In::load(args.z, first + u * sweep.row_lanes, part.column);
@@ -117,8 +116,7 @@ void forward(const CudaExecution& execution, const ActivationForward& args) {
   const int group = args.mask ? kWordBits / Out::kWidth : 1;
   const Sweep sweep = plan_sweep(args.y.rows, args.y.cols, Out::kWidth, group);
   visit_activation(args.activation, [&]<Activation activation>() {
-    launch(execution, "activation_forward", forward_kernel<In, Out, activation>, sweep.grid(), kSweepThreads, args,
-           sweep);
+    launch_sweep(execution, "activation_forward", forward_kernel<In, Out, activation>, sweep, args, sweep);
   });
 }
 

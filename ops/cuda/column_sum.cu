@@ -11,10 +11,10 @@ template <class Access>
 __global__ void __launch_bounds__(kSummingThreads)
     column_sum_kernel(ConstMatrix dz, Sweep sweep, ColumnSums<typename Access::Compute> sums) {
   constexpr int N = Access::kWidth;
-  const SweepPart part(sweep, N);
+  const SweepPart part(sweep, N, kSweepRows);
   typename Access::Compute totals[N] = {};
   typename Access::Raw raw[kSweepRows];
-  for (std::int64_t row = part.row; row < part.end; row += kSweepRows * sweep.row_lanes) {
+  for (std::int64_t row = part.first; row < part.end; row += part.step) {
 #pragma unroll
     for (int u = 0; u < kSweepRows; ++u) {
       if (row + u * sweep.row_lanes < part.end) raw[u] = Access::load(dz, row + u * sweep.row_lanes, part.column);
@@ -35,8 +35,8 @@ template <class Access>
 void sum_columns(const CudaExecution& execution, const ColumnSum& args) {
   const Sweep sweep = plan_summing_sweep(args.dz.rows, args.dz.cols, Access::kWidth);
   const SweepScratch<typename Access::Compute> scratch(execution, sweep, Access::kWidth);
-  launch(execution, "column_sum", column_sum_kernel<Access>, sweep.grid(), kSummingThreads, args.dz, sweep,
-         scratch.sums(args.bias, args.bias_c));
+  launch_sweep(execution, "column_sum", column_sum_kernel<Access>, sweep, args.dz, sweep,
+               scratch.sums(args.bias, args.bias_c));
 }
 
 }  // namespace

@@ -32,10 +32,12 @@ struct Size {
   std::int64_t cols;
 };
 
-// Edges of packets, mask words, strips of columns and ranges of rows; the last five take several blocks a column.
-constexpr Size kSizes[] = {{0, 5},     {5, 0},    {1, 1},    {2, 3},    {1, 8},    {7, 8},     {3, 16},    {5, 31},
-                           {4, 32},    {6, 33},   {9, 64},   {3, 127},  {2, 128},  {3, 129},   {17, 130},  {5, 257},
-                           {33, 1000}, {130, 96}, {300, 40}, {1, 4096}, {2000, 1}, {1100, 72}, {5000, 64}, {700, 1024}};
+// Edges of packets, mask words, strips of columns and groups of rows; the last seven take several rounds or several
+// blocks a column.
+constexpr Size kSizes[] = {{0, 5},     {5, 0},     {1, 1},      {2, 3},      {1, 8},    {7, 8},    {3, 16},
+                           {5, 31},    {4, 32},    {6, 33},     {9, 64},     {3, 127},  {2, 128},  {3, 129},
+                           {17, 130},  {5, 257},   {33, 1000},  {130, 96},   {300, 40}, {1, 4096}, {2000, 1},
+                           {1100, 72}, {5000, 64}, {700, 1024}, {2048, 136}, {2049, 24}};
 
 // Packed, rows of whole packets with a gap, and rows that no packet fits.
 constexpr Layout kLayouts[] = {{}, {.padding = 16}, {.padding = 3, .offset = 1}};
