@@ -157,10 +157,13 @@ class Backward {
   bool needs(int index) const;
   /// True if input `index` is a parameter: its gradient is read by no other rule.
   bool is_parameter(int index) const;
+  /// True if requests for inputs `a` and `b` may be open at the same time: neither destination is the other's, nor,
+  /// where an activation gradient is offered, that of the bias gradient that goes with it.
+  bool may_request_together(int a, int b) const;
   /// True if `alias` may be used for this input: nothing was contributed yet and the destination is not fixed.
   bool may_alias(int index) const;
-  /// Destination of an input's gradient. At most once an input, and to be followed by written(). Two requests may be
-  /// open at the same time only for inputs that are different Vars.
+  /// Destination of an input's gradient. At most once an input, and to be followed by written(). See
+  /// may_request_together().
   GradientRequest request(int index, Absorb absorb = Absorb::no);
   void written(int index, const GradientAnswer& answer = {});
   /// The gradient of this input is `gradient`, dy itself or a view of it.

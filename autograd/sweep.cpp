@@ -318,6 +318,14 @@ bool TapeState::is_parameter(std::uint32_t node, int input) const {
   return nodes[inputs_of(nodes[node])[static_cast<std::size_t>(input)]].kind == NodeKind::parameter;
 }
 
+bool TapeState::may_request_together(std::uint32_t node, int a, int b) const {
+  const auto producer = [&](int input) { return inputs_of(nodes[node])[static_cast<std::size_t>(input)]; };
+  const auto is_bias_of = [&](int bias, int input) {
+    return nodes[producer(input)].rule && bias_node_of(producer(input)) == static_cast<int>(producer(bias));
+  };
+  return producer(a) != producer(b) && !is_bias_of(a, b) && !is_bias_of(b, a);
+}
+
 bool TapeState::may_alias(std::uint32_t node, int input) const {
   const std::uint32_t producer = inputs_of(nodes[node])[static_cast<std::size_t>(input)];
   return nodes[producer].kind != NodeKind::parameter && !slots[producer].gradient.defined();
@@ -352,6 +360,7 @@ const Tensor& Backward::dy() const { return state_.slots[node_].gradient; }
 bool Backward::absorbed() const { return state_.slots[node_].absorbed; }
 bool Backward::needs(int index) const { return state_.needs(node_, index); }
 bool Backward::is_parameter(int index) const { return state_.is_parameter(node_, index); }
+bool Backward::may_request_together(int a, int b) const { return state_.may_request_together(node_, a, b); }
 bool Backward::may_alias(int index) const { return state_.may_alias(node_, index); }
 GradientRequest Backward::request(int index, Absorb absorb) { return state_.request(node_, index, absorb); }
 void Backward::written(int index, const GradientAnswer& answer) { state_.written(node_, index, answer); }

@@ -106,6 +106,7 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
   GradientRequest request(std::uint32_t node, int input, Absorb absorb);
   void written(std::uint32_t node, int input, const GradientAnswer& answer);
   bool is_parameter(std::uint32_t node, int input) const;
+  bool may_request_together(std::uint32_t node, int a, int b) const;
   bool may_alias(std::uint32_t node, int input) const;
   void alias(std::uint32_t node, int input, const Tensor& gradient);
   bool needs(std::uint32_t node, int input) const;

@@ -8,7 +8,9 @@
 //
 // The unfused definition (Fusion::off, and under a branch log): the product in fp32 (fp64 for f64), then separate
 // kernels for bias and activation, activation gradient, column sum and accumulation.
+#include <functional>
 #include <optional>
+#include <utility>
 
 #include <fusegrad/autograd/branches.h>
 #include <fusegrad/autograd/check.h>
@@ -30,6 +32,10 @@ constexpr int kB = 2;
 
 /// Operations of a product that has the GPU to itself: beside it, others would only take turns.
 constexpr double kFillsGpu = 1e11;
+/// Elements of a product that has a tile for each of the GPU's multiprocessors, and the least length of its sums for
+/// which it is them, and not the memory, that it waits for.
+constexpr std::int64_t kOccupiesGpu = std::int64_t{1} << 19;
+constexpr std::int64_t kComputesLong = 128;
 
 Counters& counters_of(const Context& context) { return context.state().counters(); }
 
@@ -68,13 +74,44 @@ class LinearRule final : public Rule {
     const bool pass = activation_gradient() && !sweep.absorbed();
     if (pass) sweep.note("activation gradient in a pass of its own");
     const Tensor dz = pass ? activation_pass(sweep) : sweep.dy();
-    // The weight gradient first: what follows from dx need not wait for it where it may run beside.
-    if (sweep.needs(kW)) weight_gradient(sweep, dz);
-    if (sweep.needs(kX)) input_gradient(sweep, dz);
+    if (may_run_beside(sweep, dz)) {
+      gradients_beside(sweep, dz);
+    } else {
+      if (sweep.needs(kW)) weight_gradient(sweep, dz, Place::main);
+      if (sweep.needs(kX)) input_gradient(sweep, dz);
+    }
     if (has_bias_ && sweep.needs(kB)) bias_gradient(sweep, dz);
   }
 
  private:
+  /// Where a weight gradient is made: on the main line, or beside it.
+  enum class Place : std::uint8_t { main, beside };
+
+  /// True if there are branches and dw is worth one.
+  bool may_run_beside(const Backward& sweep, const Tensor& dz) const {
+    if (!sweep.context().state().branches() || !sweep.needs(kW) || !sweep.needs(kX)) return false;
+    const double work = 2.0 * static_cast<double>(dz.size()) * static_cast<double>(x_.shape()[-1]);
+    return work < kFillsGpu && sweep.is_parameter(kW) && (!has_bias_ || sweep.is_parameter(kB));
+  }
+
+  /// dx on the main line and dw beside it.
+  void gradients_beside(Backward& sweep, const Tensor& dz) const {
+    const bool fills = x_.size() >= kOccupiesGpu && dz.shape()[-1] >= kComputesLong && sweep.fusion() == Fusion::on;
+    if (!fills || !sweep.may_request_together(kX, kW) || (has_bias_ && !sweep.may_request_together(kX, kB))) {
+      weight_gradient(sweep, dz, Place::beside);
+      input_gradient(sweep, dz);
+      return;
+    }
+    // What follows waits for dx: dw comes second, beside the pass that finishes dx.
+    bool made = false;
+    const auto make = [&] {
+      if (!std::exchange(made, true)) weight_gradient(sweep, dz, Place::beside);
+    };
+    const std::function<void()> after_product = [&make] { make(); };
+    input_gradient(sweep, dz, &after_product);
+    make();
+  }
+
   /// A pass over dy: dz, and the bias gradient with it.
   Tensor activation_pass(Backward& sweep) const {
     Tensor dz = Tensor::empty(sweep.context(), sweep.dy().shape(), sweep.dy().dtype());
@@ -92,7 +129,7 @@ class LinearRule final : public Rule {
     return dz;
   }
 
-  void input_gradient(Backward& sweep, const Tensor& dz) const {
+  void input_gradient(Backward& sweep, const Tensor& dz, const std::function<void()>* after_product = nullptr) const {
     if (sweep.fusion() == Fusion::off) {
       const GradientRequest request = sweep.request(kX);
       unfused_product(sweep.context(), {.a = matrix_of(dz), .b = matrix_of(w_)}, request);
@@ -102,6 +139,7 @@ class LinearRule final : public Rule {
     GradientRequest request = sweep.request(kX, Absorb::yes);
     kernels::LinearInputGradient args{
         .dz = matrix_of(dz), .w = matrix_of(w_), .c = matrix_of(request.c), .dx = mutable_matrix_of(request.d)};
+    args.after_product = after_product;
     if (request.absorb) {
       args.activation = request.absorb->activation;
       read_saved(*request.absorb, args.dx.cols, args);
@@ -118,12 +156,9 @@ class LinearRule final : public Rule {
         kX, {.absorbed = request.absorb != nullptr, .bias_gradient = request.bias_d.defined() && result.bias_gradient});
   }
 
-  void weight_gradient(Backward& sweep, const Tensor& dz) const {
+  void weight_gradient(Backward& sweep, const Tensor& dz, Place place) const {
     std::optional<detail::Beside> beside;
-    const double work = 2.0 * static_cast<double>(dz.size()) * static_cast<double>(x_.shape()[-1]);
-    if (work < kFillsGpu && sweep.needs(kX) && sweep.is_parameter(kW) && (!has_bias_ || sweep.is_parameter(kB))) {
-      beside.emplace(sweep.context(), std::initializer_list<const Tensor*>{&dz, &x_});
-    }
+    if (place == Place::beside) beside.emplace(sweep.context(), std::initializer_list<const Tensor*>{&dz, &x_});
     GradientRequest request = sweep.request(kW);
     if (beside) beside->uses(request.d);
     if (sweep.fusion() == Fusion::off) {

@@ -6,6 +6,7 @@
 // Exact: results do not depend on the number of threads; where every partial sum is representable, so is the result.
 #pragma once
 
+#include <functional>
 #include <string_view>
 
 #include <fusegrad/autograd/execution.h>
@@ -48,6 +49,9 @@ struct LinearInputGradient {
   Vector bias = {};                 ///< [k], any floating dtype; or none
   ConstVector bias_c = {};          ///< [k], bias's dtype; may be bias; or none
   std::int64_t bias_inputs = 0;     ///< features that the layer of this bias has as inputs; 0: not known
+  /// Called, where there is one, when the last product is enqueued, before a pass that follows it: a GPU may do other
+  /// work beside that.
+  const std::function<void()>* after_product = nullptr;
 };
 FusedResult linear_input_gradient(const CpuExecution& execution, const LinearInputGradient& args);
 FusedResult linear_input_gradient(const CudaExecution& execution, const LinearInputGradient& args);

@@ -45,8 +45,8 @@ class CudaBranches final : public Branches {
   void join_use(std::int64_t use);
 
   CudaBackend& backend_;
-  Stream beside_;
-  Stream update_;
+  Stream beside_{Stream::Priority::second};
+  Stream update_{Stream::Priority::last};
   const Stream* main_ = nullptr;
   // Events of this step, reused by the next.
   std::vector<std::unique_ptr<Event>> events_;

@@ -71,7 +71,8 @@ std::unique_ptr<Graph> Graph::capture(CudaState& state, const std::function<void
   std::size_t nodes = 0;
   FUSEGRAD_CUDA(cudaGraphGetNodes(graph.get(), nullptr, &nodes));
   cudaGraphExec_t executable = nullptr;
-  FUSEGRAD_CUDA(cudaGraphInstantiate(&executable, graph.get(), 0));
+  // Nodes keep the priorities of the streams that they were captured from.
+  FUSEGRAD_CUDA(cudaGraphInstantiate(&executable, graph.get(), cudaGraphInstantiateFlagUseNodePriority));
   std::unique_ptr<Graph> made(new Graph(executable, static_cast<std::int64_t>(nodes)));
   FUSEGRAD_CUDA(cudaGraphUpload(executable, state.backend().own_stream().get()));
   return made;

@@ -24,7 +24,7 @@ class StepStreams {
 
  private:
   CudaBranches branches_;
-  Stream capture_;
+  Stream capture_{Stream::Priority::first};  // the main line of a graph
 };
 
 class Graph {

@@ -1,9 +1,19 @@
+#include <algorithm>
+
 #include <fusegrad/autograd/cuda/check.h>
 #include <fusegrad/autograd/cuda/stream.h>
 
 namespace fusegrad::detail {
 
 Stream::Stream() : owned_(true) { FUSEGRAD_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+
+Stream::Stream(Priority priority) : owned_(true) {
+  int last = 0;
+  int first = 0;  // smaller numbers come first
+  FUSEGRAD_CUDA(cudaDeviceGetStreamPriorityRange(&last, &first));
+  const int number = priority == Priority::last ? last : std::min(first + static_cast<int>(priority), last);
+  FUSEGRAD_CUDA(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, number));
+}
 
 Stream::Stream(CUstream_st* stream) : stream_(stream), owned_(stream == nullptr) {
   if (owned_) FUSEGRAD_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));

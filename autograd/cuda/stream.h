@@ -1,6 +1,8 @@
 // Streams and events as values: the order of work on a GPU. Not installed.
 #pragma once
 
+#include <cstdint>
+
 struct CUstream_st;
 struct CUevent_st;
 
@@ -10,8 +12,12 @@ namespace fusegrad::detail {
 /// lends and keeps alive.
 class Stream {
  public:
+  /// Whose work goes first where several streams of steps have some; the rest fills what is left.
+  enum class Priority : std::uint8_t { first, second, last };
+
   /// Errors: CudaError.
   Stream();
+  explicit Stream(Priority priority);
   /// Borrows `stream`; null makes an own one.
   explicit Stream(CUstream_st* stream);
   ~Stream();

@@ -221,6 +221,7 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
   const CountersKept kept(execution.state.counters());
   StepOperands operands(aside, execution.state.backend());
   LinearInputGradient step = args;
+  step.after_product = nullptr;
   LinearWeightGradient below;
   const auto assign = [&] {
     step.dz.data = operands.take(args.dz.data, args.dz.rows * args.dz.ld, args.dz.dtype);

@@ -128,6 +128,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   const std::lock_guard lock(mutex);
   return streams.insert(*stream = new CUstream_st), cudaSuccess;
 }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* last, int* first) { return *last = *first = 0, cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const std::lock_guard lock(mutex);
   run(stream);
