@@ -12,6 +12,7 @@
 #include <fusegrad/autograd/op.h>
 #include <fusegrad/ops/activation.h>
 #include <fusegrad/ops/arithmetic.h>
+#include <fusegrad/ops/linear.h>
 #include <fusegrad/ops/mse_loss.h>
 #include <fusegrad/ops/reduction.h>
 #include <fusegrad/ops/reshape.h>
@@ -296,6 +297,43 @@ TEST_F(SweepTest, OnlyTheLastContributionIsOfferedTheActivationGradient) {
       EXPECT_EQ(context_.counters().absorbed, absorbed);
       EXPECT_THAT(values(tape.gradient(x)), ElementsAre(static_cast<float>(fan_out), 0));
     }
+}
+
+/// Asks which of its inputs may have their gradients asked for together.
+class TogetherRule final : public Rule {
+ public:
+  explicit TogetherRule(std::vector<bool>* answers) : answers_(answers) {}
+  void backward(Backward& sweep) override {
+    for (int a = 0; a < 4; ++a)
+      for (int b = 0; b < 4; ++b) answers_->push_back(sweep.may_request_together(a, b));
+    for (int input = 0; input < 4; ++input) {
+      GradientRequest request = sweep.request(input);
+      request.d.copy_from(request.c.defined() ? request.c
+                                              : Tensor::zeros(sweep.context(), request.d.shape(), request.d.dtype()));
+      sweep.written(input);
+    }
+  }
+
+ private:
+  std::vector<bool>* answers_;
+};
+
+TEST_F(SweepTest, GradientsMayBeAskedForTogetherUnlessOneGoesWithTheOther) {
+  ParameterSet set(context_);
+  const Parameter bias = add_parameter(set, "bias", {1});
+  Tape tape(context_);
+  const Var x = tape.variable(row({1}).reshape({1, 1}));
+  const Var weight = tape.variable(row({1}).reshape({1, 1}));
+  const Var b = tape.parameter(bias);
+  const Var h = linear(x, weight, b, {.activation = Activation::relu});
+  // h, the bias that goes with h's gradient, a weight, and h once more.
+  std::vector<bool> answers;
+  Recording op("together", {h, b, weight, h});
+  tape.backward(op.finish<TogetherRule>(row({1}), &answers));
+  EXPECT_THAT(answers, ElementsAre(false, false, true, false,  //
+                                   false, false, true, false,  //
+                                   true, true, false, true,    //
+                                   false, false, true, false));
 }
 
 class ForgetfulRule final : public Rule {
