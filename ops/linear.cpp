@@ -102,13 +102,13 @@ class LinearRule final : public Rule {
       input_gradient(sweep, dz);
       return;
     }
-    // What follows waits for dx: dw comes second, beside the pass that finishes dx.
+    // What follows waits for dx: dw comes second, beside the pass that finishes dx where there is one.
     bool made = false;
     const auto make = [&] {
       if (!std::exchange(made, true)) weight_gradient(sweep, dz, Place::beside);
     };
-    const std::function<void()> after_product = [&make] { make(); };
-    input_gradient(sweep, dz, &after_product);
+    const std::function<void()> begin_beside = [&make] { make(); };
+    input_gradient(sweep, dz, &begin_beside);
     make();
   }
 
@@ -129,7 +129,7 @@ class LinearRule final : public Rule {
     return dz;
   }
 
-  void input_gradient(Backward& sweep, const Tensor& dz, const std::function<void()>* after_product = nullptr) const {
+  void input_gradient(Backward& sweep, const Tensor& dz, const std::function<void()>* begin_beside = nullptr) const {
     if (sweep.fusion() == Fusion::off) {
       const GradientRequest request = sweep.request(kX);
       unfused_product(sweep.context(), {.a = matrix_of(dz), .b = matrix_of(w_)}, request);
@@ -139,7 +139,7 @@ class LinearRule final : public Rule {
     GradientRequest request = sweep.request(kX, Absorb::yes);
     kernels::LinearInputGradient args{
         .dz = matrix_of(dz), .w = matrix_of(w_), .c = matrix_of(request.c), .dx = mutable_matrix_of(request.d)};
-    args.after_product = after_product;
+    args.begin_beside = begin_beside;
     if (request.absorb) {
       args.activation = request.absorb->activation;
       read_saved(*request.absorb, args.dx.cols, args);

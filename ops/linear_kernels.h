@@ -49,9 +49,9 @@ struct LinearInputGradient {
   Vector bias = {};                 ///< [k], any floating dtype; or none
   ConstVector bias_c = {};          ///< [k], bias's dtype; may be bias; or none
   std::int64_t bias_inputs = 0;     ///< features that the layer of this bias has as inputs; 0: not known
-  /// Called, where there is one, when the last product is enqueued, before a pass that follows it: a GPU may do other
-  /// work beside that.
-  const std::function<void()>* after_product = nullptr;
+  /// Called, where there is one, when a GPU may begin other work beside this: before a product that finishes dx by
+  /// itself, or between a product and the pass that does; after both where the first was tried and does not exist.
+  const std::function<void()>* begin_beside = nullptr;
 };
 FusedResult linear_input_gradient(const CpuExecution& execution, const LinearInputGradient& args);
 FusedResult linear_input_gradient(const CudaExecution& execution, const LinearInputGradient& args);

@@ -48,7 +48,7 @@ class InputGradientEpilogue final : public Epilogue<Acc> {
 
 template <class Acc>
 ProductLibrary input_gradient(const CpuExecution& execution, const kernels::LinearInputGradient& args) {
-  const auto& [dz, w, c, dx, activation, mask, pre_activation, bias, bias_c, bias_inputs, after_product] = args;
+  const auto& [dz, w, c, dx, activation, mask, pre_activation, bias, bias_c, bias_inputs, begin_beside] = args;
   const TiledProduct<Acc> product({dz.data, dz.ld, dz.dtype, false}, {w.data, w.ld, w.dtype, false},
                                   {dx.rows, dx.cols, dz.cols}, execution.products);
   const std::int64_t sums = bias.data ? product.row_tiles() * dx.cols : 0;

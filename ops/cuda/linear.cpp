@@ -214,7 +214,7 @@ std::string_view pass_note(const LinearInputGradient& args, Strategy chosen, boo
 /// dx by a plain product, then a kernel for the activation gradient and the bias gradient. Returns what ran.
 std::string_view pass(const CudaExecution& execution, const LinearInputGradient& args) {
   const std::string_view ran = plain_product(execution, {.a = args.dz, .b = args.w, .c = args.c, .d = args.dx});
-  if (args.after_product) (*args.after_product)();
+  if (args.begin_beside) (*args.begin_beside)();
   if (args.activation == Activation::none) {
     if (args.bias.data) column_sum(execution, {.dz = args.dx, .bias = args.bias, .bias_c = args.bias_c});
     return ran;
@@ -239,7 +239,7 @@ LinearInputGradient part_of(const LinearInputGradient& args, std::int64_t begin,
   part.mask = mask_rows_of(args.mask, begin, args.dx.cols);
   part.pre_activation = rows_of(args.pre_activation, begin, end);
   if (begin != 0) part.bias_c = args.bias;
-  if (end != args.dx.rows) part.after_product = nullptr;
+  if (end != args.dx.rows) part.begin_beside = nullptr;
   return part;
 }
 
@@ -326,6 +326,7 @@ FusedResult run_input_gradient(const CudaExecution& execution, const LinearInput
   }
   const bool asked = execution.state.settings().strategy == way.strategy;
   if (way.strategy != Strategy::pass) {
+    if (args.begin_beside) (*args.begin_beside)();
     if (const std::string* ran = absorbing_product(execution, args, with_bias)) {
       return {.note = way.note.empty() ? absorbing_note(args.activation, with_bias, asked) : way.note, .product = *ran};
     }

@@ -73,32 +73,54 @@ std::optional<Way> way_from(std::string_view name) {
   }
 }
 
-/// Times every way and reports them, the one to use first.
-template <class Way, class Run>
-PlanReport measure(const CudaExecution& aside, Stopwatch& stopwatch, const StepOperands& operands,
-                   std::vector<Way>& ways, const Run& run) {
-  std::vector<std::function<void()>> calls;
-  for (const Way& way : ways) {
-    run(way);  // makes the plans of its products
-    calls.emplace_back([&run, &way] { run(way); });
+/// The ways of one step, timed aside from what the context is doing: on the stopwatch's stream, on copies of the step's
+/// operands, with the counters left as they were.
+class Timing {
+ public:
+  explicit Timing(const CudaExecution& execution)
+      : aside_(execution.state),
+        stopwatch_(execution.state.stopwatch()),
+        execution_{stopwatch_.stream().get(), execution.state},
+        kept_(execution.state.counters()),
+        operands_(execution_, execution.state.backend()) {}
+  Timing(const Timing&) = delete;
+  Timing& operator=(const Timing&) = delete;
+
+  const CudaExecution& execution() const { return execution_; }
+  StepOperands& operands() { return operands_; }
+
+  /// Times run(way) for every way. Reports them, and sorts `ways`, the one to use first.
+  template <class Way, class Run>
+  PlanReport measure(std::vector<Way>& ways, const Run& run) {
+    std::vector<std::function<void()>> calls;
+    for (const Way& way : ways) {
+      run(way);  // makes the plans of its products
+      calls.emplace_back([&run, &way] { run(way); });
+    }
+    stopwatch_.stream().synchronize();
+    const std::vector<double> us = stopwatch_.compare(calls, kBudgetUs, stopwatch_.is_cold(operands_.bytes()));
+    stopwatch_.stream().synchronize();
+    ++execution_.state.counters().plans_measured;
+    std::vector<Way> sorted;
+    PlanReport report;
+    for (const int index : order_of(us)) {
+      const auto i = static_cast<std::size_t>(index);
+      sorted.push_back(ways[i]);
+      report.candidates.push_back({std::string(name_of_way(ways[i])), us[i]});
+    }
+    ways = std::move(sorted);
+    report.kind = PlanKind::step;
+    report.origin = PlanOrigin::measured;
+    return report;
   }
-  stopwatch.stream().synchronize();
-  const std::vector<double> us = stopwatch.compare(calls, kBudgetUs, stopwatch.is_cold(operands.bytes()));
-  stopwatch.stream().synchronize();
-  ++aside.state.counters().plans_measured;
-  const std::vector<int> order = order_of(us);
-  std::vector<Way> sorted;
-  PlanReport report;
-  for (const int index : order) {
-    const auto i = static_cast<std::size_t>(index);
-    sorted.push_back(ways[i]);
-    report.candidates.push_back({std::string(name_of_way(ways[i])), us[i]});
-  }
-  ways = std::move(sorted);
-  report.kind = PlanKind::step;
-  report.origin = PlanOrigin::measured;
-  return report;
-}
+
+ private:
+  Aside aside_;
+  Stopwatch& stopwatch_;
+  CudaExecution execution_;
+  CountersKept kept_;
+  StepOperands operands_;
+};
 
 std::string text_of(const PlanReport& report) {
   std::string text;
@@ -167,11 +189,8 @@ const ForwardWay* LinearWays::forward(const CudaExecution& execution, const Line
   std::vector<ForwardWay> ways{{.pass = false}, {.pass = true}};
   if (const ForwardWay* way = read(execution, forwards_, key, ways)) return way;
   if (!measures(execution.state) || execution.state.capturing()) return nullptr;
-  const Aside lines(execution.state);
-  Stopwatch& stopwatch = execution.state.stopwatch();
-  const CudaExecution aside{stopwatch.stream().get(), execution.state};
-  const CountersKept kept(execution.state.counters());
-  StepOperands operands(aside, execution.state.backend());
+  Timing timing(execution);
+  StepOperands& operands = timing.operands();
   LinearForward step = args;
   const auto assign = [&] {
     step.x.data = operands.take(args.x.data, args.x.rows * args.x.ld, args.x.dtype);
@@ -185,8 +204,7 @@ const ForwardWay* LinearWays::forward(const CudaExecution& execution, const Line
   };
   if (!operands.allocate(assign)) return nullptr;
   Choice<ForwardWay> choice;
-  choice.report =
-      measure(aside, stopwatch, operands, ways, [&](const ForwardWay& way) { run_forward(aside, step, way); });
+  choice.report = timing.measure(ways, [&](const ForwardWay& way) { run_forward(timing.execution(), step, way); });
   choice.way = ways.front();
   choice.report.what = detail::format("forward step, {} {} x {} x {} {}", fusegrad::name_of(args.activation),
                                       args.y.rows, args.y.cols, args.x.cols, fusegrad::name_of(args.y.dtype));
@@ -215,13 +233,10 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
 
   const std::int64_t inputs = with_bias ? args.bias_inputs : 0;
   Choice<InputGradientWay> choice;
-  const Aside lines(execution.state);
-  Stopwatch& stopwatch = execution.state.stopwatch();
-  const CudaExecution aside{stopwatch.stream().get(), execution.state};
-  const CountersKept kept(execution.state.counters());
-  StepOperands operands(aside, execution.state.backend());
+  Timing timing(execution);
+  StepOperands& operands = timing.operands();
   LinearInputGradient step = args;
-  step.after_product = nullptr;
+  step.begin_beside = nullptr;
   LinearWeightGradient below;
   const auto assign = [&] {
     step.dz.data = operands.take(args.dz.data, args.dz.rows * args.dz.ld, args.dz.dtype);
@@ -244,16 +259,16 @@ const InputGradientWay* LinearWays::input_gradient(const CudaExecution& executio
   };
   if (!operands.allocate(assign)) return nullptr;
   const auto run = [&](const InputGradientWay& way) {
-    const kernels::FusedResult result = run_input_gradient(aside, step, way);
+    const kernels::FusedResult result = run_input_gradient(timing.execution(), step, way);
     if (inputs == 0) return;
     LinearWeightGradient next = below;
     if (!result.bias_gradient) {
       next.bias = step.bias;
       next.bias_c = step.bias_c;
     }
-    linear_weight_gradient(aside, next);
+    linear_weight_gradient(timing.execution(), next);
   };
-  choice.report = measure(aside, stopwatch, operands, ways, run);
+  choice.report = timing.measure(ways, run);
   choice.way = ways.front();
   choice.report.what = detail::format("backward step, dx {} x {} x {} {}", args.dx.rows, args.dx.cols, args.dz.cols,
                                       fusegrad::name_of(args.dx.dtype));
@@ -268,11 +283,8 @@ const BiasWay* LinearWays::bias_gradient(const CudaExecution& execution, const L
   std::vector<BiasWay> ways{{.column_sum = false}, {.column_sum = true}};
   if (const BiasWay* way = read(execution, bias_gradients_, key, ways)) return way;
   if (!measures(execution.state) || execution.state.capturing()) return nullptr;
-  const Aside lines(execution.state);
-  Stopwatch& stopwatch = execution.state.stopwatch();
-  const CudaExecution aside{stopwatch.stream().get(), execution.state};
-  const CountersKept kept(execution.state.counters());
-  StepOperands operands(aside, execution.state.backend());
+  Timing timing(execution);
+  StepOperands& operands = timing.operands();
   LinearWeightGradient step = args;
   const auto assign = [&] {
     step.dz.data = operands.take(args.dz.data, args.dz.rows * args.dz.ld, args.dz.dtype);
@@ -285,8 +297,7 @@ const BiasWay* LinearWays::bias_gradient(const CudaExecution& execution, const L
   };
   if (!operands.allocate(assign)) return nullptr;
   Choice<BiasWay> choice;
-  choice.report =
-      measure(aside, stopwatch, operands, ways, [&](const BiasWay& way) { run_weight_gradient(aside, step, way); });
+  choice.report = timing.measure(ways, [&](const BiasWay& way) { run_weight_gradient(timing.execution(), step, way); });
   choice.report.what = detail::format("bias gradient with dw {} x {} x {} {}", args.dw.rows, args.dw.cols, args.dz.rows,
                                       fusegrad::name_of(args.dz.dtype));
   choice.way = ways.front();
