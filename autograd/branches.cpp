@@ -1,6 +1,28 @@
+#include <algorithm>
+
 #include <fusegrad/autograd/branches.h>
 
 namespace fusegrad::detail {
+namespace {
+
+// Measured on an H200, for products in bf16 and Adam. A product that leaves an eleventh of the multiprocessors takes 5
+// to 10 % longer, and meanwhile Adam steps kStepped elements for each operation; more of both with 5 of 33.
+constexpr double kSome = 1.0 / 11;
+constexpr double kMore = 5.0 / 33;
+constexpr double kStepped = 5.6e-5;
+constexpr double kSteppedWithMore = 9e-5;
+/// Elements for each operation from which on that saves time.
+constexpr double kWorthwhile = 2e-5;
+
+}  // namespace
+
+double Branches::make_room(double operations) {
+  if (waiting_ == 0 || waiting_ < kWorthwhile * operations) return 0;
+  const bool more = waiting_ > kStepped * operations;
+  waiting_ = std::max(0.0, waiting_ - (more ? kSteppedWithMore : kStepped) * operations);
+  made_room_ = true;
+  return more ? kMore : kSome;
+}
 
 void Branches::begin_sweep() {
   // Work beside the main line is looked after by the sweep; optimizers' is not.

@@ -10,6 +10,10 @@
 // A *point* is a state of the main line and of the work beside it that an optimizer can start from: the engine marks
 // one for each parameter, when its gradient is complete and all that reads its value has been enqueued.
 //
+// Products that fill the GPU leave nothing to a branch. Where an optimizer has enough to do beside one, the product
+// leaves it some of the multiprocessors: arithmetic waits for them and optimizers for memory, so that both together
+// take less time than one after the other. See make_room().
+//
 // A context has branches only while a Step runs on a GPU; else all work is on the main line. Not installed.
 #pragma once
 
@@ -62,6 +66,14 @@ class Branches {
   virtual void wait_in_update(std::int64_t point) = 0;
   virtual void end_update() noexcept = 0;
 
+  /// A gradient of so many elements is complete: an optimizer may step its parameter beside what the main line does.
+  void complete(std::int64_t elements) { waiting_ += expects_updates_ ? static_cast<double>(elements) : 0; }
+  /// The share of the GPU's multiprocessors that a product on the main line, of so many operations and one that fills
+  /// the GPU, is to leave to optimizers. Called once for each such product.
+  double make_room(double operations);
+  /// True if there is a product that leaves them any.
+  bool made_room() const { return made_room_; }
+
  protected:
   enum class Line : std::uint8_t { main, beside, update };
 
@@ -73,6 +85,9 @@ class Branches {
   std::int64_t joined_use_ = 0;
   std::int64_t sweep_begin_ = 0;
   std::int64_t first_valid_point_ = 1;
+  bool expects_updates_ = false;  ///< optimizers will step what the sweeps complete
+  double waiting_ = 0;            ///< elements that they have nothing to be stepped beside yet
+  bool made_room_ = false;
 };
 
 /// Work beside the main line while this lives, where there are branches; else on it. Memory that is taken meanwhile is

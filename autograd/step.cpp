@@ -28,11 +28,12 @@ constexpr std::int64_t kKeptLosses = 1024;
 /// A Step's function runs while this lives: its work may use branches, its memory is the arena's.
 class Running {
  public:
-  Running(detail::ContextState& context, StepRun& run, Arena& arena, Arena::Growth growth, bool branches)
+  Running(detail::ContextState& context, StepRun& run, Arena& arena, Arena::Growth growth, bool branches,
+          bool expects_updates)
       : context_(context) {
     CudaState& state = *context.cuda();
     detail::CudaBranches& lines = state.step_streams().branches();
-    lines.start();
+    lines.start(expects_updates);
     detail::CudaBranches* const used = branches ? &lines : nullptr;
     context.memory().use_arena(&arena, used, growth);
     context.set_step(&run, used);
@@ -112,7 +113,8 @@ class Step::Impl {
   struct Variant {
     std::vector<Tensor> inputs;
     bool has_run = false;
-    int failures = 0;  ///< captures that wanted more memory than the runs before
+    bool optimizes = false;  ///< the run had steps of optimizers
+    int failures = 0;        ///< captures that wanted more memory than the runs before
     std::shared_ptr<detail::Graph> graph;
     Tensor result;                            ///< of the graph
     StepRun captured{true};                   ///< what every launch repeats
@@ -256,12 +258,13 @@ class Step::Impl {
     if constexpr (kWithCuda) {
       StepRun run(true);
       {
-        const Running running(context_.state(), run, arena_, Arena::Growth::free, options_.branches);
+        const Running running(context_.state(), run, arena_, Arena::Growth::free, options_.branches, false);
         result = enqueue(variant);
       }
       ++info_.calls;  // whatever follows: its loss is in the history
       run.check_gradients();
       variant.has_run = true;
+      variant.optimizes = run.optimizes();
       // The graph will need the memory of it.
       variant.result = result;
       result = result.clone();
@@ -285,7 +288,8 @@ class Step::Impl {
       try {
         variant.graph = detail::Graph::capture(*context_.state().cuda(), [&] {
           // Another block may be in use now than was then: it is waited for, since none can be added.
-          const Running running(context_.state(), run, arena_, Arena::Growth::last_resort, options_.branches);
+          const Running running(context_.state(), run, arena_, Arena::Growth::last_resort, options_.branches,
+                                variant.optimizes);
           variant.result = enqueue(variant);
         });
         run.check_gradients();

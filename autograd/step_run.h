@@ -35,6 +35,8 @@ class StepRun {
 
   /// Errors: StateError that names a parameter whose gradient is not as it was at the beginning.
   void check_gradients() const;
+  /// True if an optimizer took a step.
+  bool optimizes() const { return !dependencies_.empty(); }
   /// What a graph of the run has of its own: it must not be repeated once `*revision` has changed.
   void depends_on(const std::shared_ptr<const std::int64_t>& revision);
   /// Errors: StateError that says what is not as it was at the beginning, so that a graph of the run would go wrong: a

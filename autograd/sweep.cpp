@@ -173,7 +173,9 @@ void TapeState::sweep(bool keep) {
     if (node.rule) point = 0;
     if (branches && node.kind == NodeKind::parameter) {
       if (point == 0) point = branches->mark();
-      slot_of(node).ready = point;
+      ParameterSlot& slot = slot_of(node);
+      slot.ready = point;
+      branches->complete(slot.shape.size());
     }
     if (node.rule && !keep) {
       node.rule->~Rule();

@@ -90,8 +90,21 @@ class LinearRule final : public Rule {
   /// True if there are branches and dw is worth one.
   bool may_run_beside(const Backward& sweep, const Tensor& dz) const {
     if (!sweep.context().state().branches() || !sweep.needs(kW) || !sweep.needs(kX)) return false;
-    const double work = 2.0 * static_cast<double>(dz.size()) * static_cast<double>(x_.shape()[-1]);
-    return work < kFillsGpu && sweep.is_parameter(kW) && (!has_bias_ || sweep.is_parameter(kB));
+    return operations(dz) < kFillsGpu && sweep.is_parameter(kW) && (!has_bias_ || sweep.is_parameter(kB));
+  }
+
+  /// The share of the GPU that a product on the main line, of as many operations as dx or dw, leaves to optimizers.
+  double room_beside(Backward& sweep, const Tensor& dz) const {
+    detail::Branches* const branches = sweep.context().state().branches();
+    const double work = operations(dz);
+    const double share = branches && work >= kFillsGpu && sweep.fusion() == Fusion::on ? branches->make_room(work) : 0;
+    if (share != 0) sweep.note("leaves multiprocessors to optimizers");
+    return share;
+  }
+
+  /// Of the product that makes dx or dw.
+  double operations(const Tensor& dz) const {
+    return 2.0 * static_cast<double>(dz.size()) * static_cast<double>(w_.defined() ? w_.shape()[-1] : x_.shape()[-1]);
   }
 
   /// dx on the main line and dw beside it.
@@ -140,6 +153,7 @@ class LinearRule final : public Rule {
     kernels::LinearInputGradient args{
         .dz = matrix_of(dz), .w = matrix_of(w_), .c = matrix_of(request.c), .dx = mutable_matrix_of(request.d)};
     args.begin_beside = begin_beside;
+    args.spare = room_beside(sweep, dz);
     if (request.absorb) {
       args.activation = request.absorb->activation;
       read_saved(*request.absorb, args.dx.cols, args);
@@ -169,6 +183,7 @@ class LinearRule final : public Rule {
     }
     kernels::LinearWeightGradient args{
         .dz = matrix_of(dz), .x = matrix_of(x_), .c = matrix_of(request.c), .dw = mutable_matrix_of(request.d)};
+    if (!beside) args.spare = room_beside(sweep, dz);
     const bool with_bias = has_bias_ && sweep.needs(kB);
     if (with_bias) {
       const Tensor bias = take_bias(sweep, args);

@@ -52,6 +52,7 @@ struct LinearInputGradient {
   /// Called, where there is one, when a GPU may begin other work beside this: before a product that finishes dx by
   /// itself, or between a product and the pass that does; after both where the first was tried and does not exist.
   const std::function<void()>* begin_beside = nullptr;
+  double spare = 0;  ///< GPU: share of the multiprocessors that the product leaves to other work
 };
 FusedResult linear_input_gradient(const CpuExecution& execution, const LinearInputGradient& args);
 FusedResult linear_input_gradient(const CudaExecution& execution, const LinearInputGradient& args);
@@ -64,6 +65,7 @@ struct LinearWeightGradient {
   Matrix dw = {};       ///< [n, k], dz's dtype or its accumulation dtype
   Vector bias = {};     ///< [n]; or none
   ConstVector bias_c = {};
+  double spare = 0;  ///< as LinearInputGradient's
 };
 FusedResult linear_weight_gradient(const CpuExecution& execution, const LinearWeightGradient& args);
 FusedResult linear_weight_gradient(const CudaExecution& execution, const LinearWeightGradient& args);

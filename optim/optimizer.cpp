@@ -28,7 +28,8 @@ static_assert(kernels::kSlotElements == ParameterStore::kSlotElements);
 
 constexpr std::string_view kLearningRate = "learning_rate";
 
-/// Elements from which on a pass is long enough to run on its own: beside products it would only slow them down.
+/// Elements from which on a pass is long enough to run on its own: beside products that leave it no room it would only
+/// slow them down.
 constexpr std::int64_t kFillsGpu = 30'000'000;
 
 /// Zeroed flat buffers, laid out as the set's.
@@ -272,7 +273,8 @@ class Optimizer::Impl {
     if (detail::StepRun* run = context().state().step_run()) run->depends_on(revision_);
     std::int64_t elements = 0;
     for (const kernels::FlatSlot& slot : slots_) elements += slot.size;
-    Branches* const branches = elements < kFillsGpu ? context().state().branches() : nullptr;
+    Branches* branches = context().state().branches();
+    if (elements >= kFillsGpu && branches && !branches->made_room()) branches = nullptr;
     group(branches);
     // The counts must not run ahead of labels that are found to be wrong in forward.
     const std::int64_t begin = branches ? branches->sweep_begin() : 0;

@@ -6,7 +6,7 @@
 
 namespace fusegrad::detail {
 
-void CudaBranches::start() {
+void CudaBranches::start(bool expects_updates) {
   main_ = &backend_.stream();
   event_count_ = 0;
   uses_.clear();
@@ -15,7 +15,9 @@ void CudaBranches::start() {
   first_point_ = first_valid_point_ = first_point_ + static_cast<std::int64_t>(points_.size());
   points_.clear();
   sweep_begin_ = 0;
-  updates_ = sweeping_ = dirty_ = false;
+  updates_ = sweeping_ = dirty_ = made_room_ = false;
+  expects_updates_ = expects_updates;
+  waiting_ = 0;
   line_ = Line::main;
 }
 

@@ -20,7 +20,8 @@ class CudaBranches final : public Branches {
   explicit CudaBranches(CudaBackend& backend) : backend_(backend) {}
 
   /// A step begins: the backend's stream is the main line from now on, and there is nothing to wait for.
-  void start();
+  /// `expects_updates`: optimizers will step what its sweeps complete.
+  void start(bool expects_updates);
   /// The host waits for both branches.
   void synchronize() const;
   /// It ended, or failed: work goes to the main line.

@@ -44,6 +44,12 @@ std::string cuda_card(int device) {
                         properties.multiProcessorCount);
 }
 
+int multiprocessor_count(int device) {
+  int count = 0;
+  FUSEGRAD_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
 int cuda_driver_version() {
   int version = 0;
   FUSEGRAD_CUDA(cudaDriverGetVersion(&version));

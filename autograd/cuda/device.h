@@ -17,6 +17,9 @@ void require_cuda_device(int device);
 /// "NVIDIA H200, 132 multiprocessors": what kind of card a GPU is. Errors: CudaError.
 std::string cuda_card(int device);
 
+/// Errors: CudaError.
+int multiprocessor_count(int device);
+
 /// The CUDA version that the driver supports, as 1000 major + 10 minor. Errors: CudaError.
 int cuda_driver_version();
 

@@ -3,6 +3,8 @@
 //
 // Owner of a row of dx: the tile. dx and bias are assigned; c and bias_c are added, and may be dx and bias themselves.
 // Column sums are taken before the rounding of dx, row by row in a tile, then tile by tile.
+#include <tuple>
+
 #include <fusegrad/ops/cpu/activation_rows.h>
 #include <fusegrad/ops/cpu/column_sum.h>
 #include <fusegrad/ops/cpu/scratch.h>
@@ -48,7 +50,7 @@ class InputGradientEpilogue final : public Epilogue<Acc> {
 
 template <class Acc>
 ProductLibrary input_gradient(const CpuExecution& execution, const kernels::LinearInputGradient& args) {
-  const auto& [dz, w, c, dx, activation, mask, pre_activation, bias, bias_c, bias_inputs, begin_beside] = args;
+  const auto& [dz, w, dx, bias] = std::tie(args.dz, args.w, args.dx, args.bias);
   const TiledProduct<Acc> product({dz.data, dz.ld, dz.dtype, false}, {w.data, w.ld, w.dtype, false},
                                   {dx.rows, dx.cols, dz.cols}, execution.products);
   const std::int64_t sums = bias.data ? product.row_tiles() * dx.cols : 0;
@@ -57,7 +59,7 @@ ProductLibrary input_gradient(const CpuExecution& execution, const kernels::Line
   Acc* partial = bias.data ? shared.take<Acc>(sums) : nullptr;
   InputGradientEpilogue<Acc> epilogue(args, partial);
   product.run(execution.pool, packed, epilogue);
-  if (bias.data) finish_column_sums(partial, product.row_tiles(), bias, bias_c);
+  if (bias.data) finish_column_sums(partial, product.row_tiles(), bias, args.bias_c);
   return product.library();
 }
 

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <span>
 
 #include <cublasLt.h>
 
 #include <fusegrad/autograd/check.h>
+#include <fusegrad/autograd/cuda/device.h>
 #include <fusegrad/autograd/cuda/device_memory.h>
 #include <fusegrad/ops/cuda/blaslt.h>
 
@@ -143,7 +145,8 @@ Blaslt::Problem::Problem(const LtProduct& product, MathMode math) {
   d = layout_of(product.d);
 }
 
-Blaslt::Blaslt(CudaBackend& backend, const ContextSettings& settings) : backend_(backend), settings_(settings) {
+Blaslt::Blaslt(CudaBackend& backend, const ContextSettings& settings)
+    : backend_(backend), settings_(settings), multiprocessors_(multiprocessor_count(backend.device().index)) {
   const std::size_t version = cublasLtGetVersion();
   require<DeviceError>(version >= kOldestVersion && version / 10000 == CUBLAS_VER_MAJOR,
                        "context: cuBLASLt {}.{} was found, fusegrad was built with {}.{} and needs {}.{} or newer",
@@ -259,6 +262,13 @@ bool Blaslt::offers(const Problem& problem, const LtProduct& product, const Algo
   return !settings_.deterministic || !decides_split_at_run_time(packed);
 }
 
+std::int32_t Blaslt::multiprocessors(const LtProduct& product, const Algorithm& algorithm) const {
+  // How many there are must not change the sums.
+  if (product.spare == 0 || decides_split_at_run_time(std::bit_cast<cublasLtMatmulAlgo_t>(algorithm))) return 0;
+  // An even number, because kernels pair them.
+  return multiprocessors_ - 2 * static_cast<std::int32_t>(std::lround(multiprocessors_ * product.spare / 2));
+}
+
 bool Blaslt::launch(const LtProduct& product, const Algorithm& algorithm, CUstream_st* stream) {
   return launch(Problem(product, settings_.math), product, algorithm, stream);
 }
@@ -267,6 +277,7 @@ bool Blaslt::launch(const Problem& problem, const LtProduct& product, const Algo
                     int line) {
   if (const void* bias = bias_pointer(product)) set(problem.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
   if (product.saved) set(problem.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.saved);
+  set(problem.description, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, multiprocessors(product, algorithm));
   static constexpr float kOne = 1;
   static constexpr float kZero = 0;
   static constexpr double kWideOne = 1;

@@ -80,9 +80,12 @@ class Blaslt {
   struct Handle;
 
   void* workspace(int line);
+  /// The number of multiprocessors that a product is to use; 0: all.
+  std::int32_t multiprocessors(const LtProduct& product, const Algorithm& algorithm) const;
 
   CudaBackend& backend_;
   ContextSettings settings_;
+  int multiprocessors_;  // that the GPU has
   std::unique_ptr<Handle> handle_;
   std::array<void*, Branches::kLines> workspaces_ = {};
   std::bitset<kEpilogues> absent_;

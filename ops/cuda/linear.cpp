@@ -30,8 +30,8 @@ const std::string* run(const CudaExecution& execution, const LtProduct& product)
   return execution.state.plan_table().run(execution, product);
 }
 
-/// d = op(a) op(b) + c, by cuBLASLt if it can. Returns what ran.
-std::string_view plain_product(const CudaExecution& execution, const SimpleProduct& product) {
+/// d = op(a) op(b) + c, by cuBLASLt if it can. Returns what ran. `spare`: as LtProduct's.
+std::string_view plain_product(const CudaExecution& execution, const SimpleProduct& product, double spare = 0) {
   const std::int64_t k = product.transpose_a == Transpose::no ? product.a.cols : product.a.rows;
   if (product.d.rows == 0 || product.d.cols == 0) return {};
   if (k != 0) {
@@ -40,7 +40,8 @@ std::string_view plain_product(const CudaExecution& execution, const SimpleProdu
                                                  .b = product.b,
                                                  .transpose_b = product.transpose_b,
                                                  .c = product.c,
-                                                 .d = product.d})) {
+                                                 .d = product.d,
+                                                 .spare = spare})) {
       return *ran;
     }
     ++execution.state.counters().missing_algorithms;
@@ -174,7 +175,7 @@ InputGradientWay way_for(const CudaExecution& execution, const LinearInputGradie
 /// dx by one product that applies the activation gradient, and sums the bias gradient if `with_bias`. Returns what ran.
 const std::string* absorbing_product(const CudaExecution& execution, const LinearInputGradient& args, bool with_bias) {
   const bool relu = args.activation == Activation::relu;
-  LtProduct product{.a = args.dz, .b = args.w, .c = args.c, .d = args.dx};
+  LtProduct product{.a = args.dz, .b = args.w, .c = args.c, .d = args.dx, .spare = args.spare};
   if (relu) {
     product.epilogue = with_bias ? Epilogue::drelu_bgrad : Epilogue::drelu;
     product.saved = const_cast<std::uint8_t*>(args.mask);  // NOLINT(cppcoreguidelines-pro-type-const-cast): only read
@@ -213,7 +214,8 @@ std::string_view pass_note(const LinearInputGradient& args, Strategy chosen, boo
 
 /// dx by a plain product, then a kernel for the activation gradient and the bias gradient. Returns what ran.
 std::string_view pass(const CudaExecution& execution, const LinearInputGradient& args) {
-  const std::string_view ran = plain_product(execution, {.a = args.dz, .b = args.w, .c = args.c, .d = args.dx});
+  const std::string_view ran =
+      plain_product(execution, {.a = args.dz, .b = args.w, .c = args.c, .d = args.dx}, args.spare);
   if (args.begin_beside) (*args.begin_beside)();
   if (args.activation == Activation::none) {
     if (args.bias.data) column_sum(execution, {.dz = args.dx, .bias = args.bias, .bias_c = args.bias_c});
@@ -367,14 +369,15 @@ FusedResult run_weight_gradient(const CudaExecution& execution, const LinearWeig
                                                  .c = args.c,
                                                  .d = args.dw,
                                                  .epilogue = Epilogue::bgradb,
-                                                 .bias_gradient = bias.target()})) {
+                                                 .bias_gradient = bias.target(),
+                                                 .spare = args.spare})) {
       bias.arrive(execution);
       return {.note = "dw: BGRADB", .product = *ran};
     }
     ++execution.state.counters().missing_algorithms;
   }
-  const std::string_view ran =
-      plain_product(execution, {.a = args.dz, .transpose_a = Transpose::yes, .b = args.x, .c = args.c, .d = args.dw});
+  const std::string_view ran = plain_product(
+      execution, {.a = args.dz, .transpose_a = Transpose::yes, .b = args.x, .c = args.c, .d = args.dw}, args.spare);
   if (!wants_bias) return {.note = "dw: product", .product = ran};
   column_sum(execution, {.dz = args.dz, .bias = args.bias, .bias_c = args.bias_c});
   return {.fused = false, .note = "dw: product and column sum", .product = ran};

@@ -58,6 +58,7 @@ struct LtProduct {
   void* bias_gradient = nullptr;  ///< [n] ([m] for bgradb), d's dtype; overwritten
   void* saved = nullptr;          ///< relu: mask; gelu: matrix of d's dtype; written by forward, read by backward
   std::int64_t saved_ld = 0;      ///< relu: bits, a multiple of 128; gelu: elements, a multiple of 8
+  double spare = 0;               ///< share of the multiprocessors that it leaves to other work; changes no bits
 };
 
 /// One of cuBLASLt's algorithms with its configuration, as the library packs it.

@@ -24,6 +24,8 @@ constexpr std::int64_t kBatch = 40;
 // Products that fill a GPU: their weight gradients run beside the pass that follows the input gradient.
 constexpr std::int64_t kWide = 128;
 constexpr std::int64_t kLargeBatch = 4096;
+// Products that fill it for so long that they leave multiprocessors to the optimizer.
+constexpr std::int64_t kHuge = 4096;
 
 Parameter add(ParameterSet& set, std::string name, const Shape& shape, std::uint32_t seed) {
   return set.add(std::move(name), shape, [seed](std::span<float> out) {
@@ -168,6 +170,14 @@ TEST_P(StepEqualsEagerTest, AlsoWhereProductsFillTheGpu) {
                 train(device_context(options), dtype(), make, Way::eager, 6, kLargeBatch));
     }
   }
+}
+
+TEST_P(StepEqualsEagerTest, AlsoWhereProductsLeaveRoomForTheOptimizer) {
+  if (device() == DeviceType::cpu) GTEST_SKIP() << "a CPU has no branches";
+  const ContextOptions options{.plans = PlanPolicy::heuristic};
+  const Trained eager = train(device_context(options), dtype(), chain<kHuge>, Way::eager, 4, kLargeBatch);
+  const Trained beside = train(device_context(options), dtype(), chain<kHuge>, Way::branches, 4, kLargeBatch);
+  EXPECT_TRUE(beside == eager) << "loss " << beside.losses.back() << ", eager " << eager.losses.back();
 }
 
 }  // namespace

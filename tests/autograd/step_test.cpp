@@ -204,6 +204,35 @@ TEST_P(StepTest, ScalesLossesAsEager) {
   EXPECT_EQ(run(true), run(false));
 }
 
+TEST_P(StepTest, ProductsThatFillTheGpuLeaveRoomForAnOptimizerThatFollows) {
+  if (!on_gpu()) GTEST_SKIP() << "a CPU has no branches";
+  constexpr std::int64_t kWidth = 4096;
+  const Mlp net(context(), {.widths = {16, kWidth, kWidth, 8}, .dtype = Dtype::bf16, .seed = 1});
+  const std::string room = "leaves multiprocessors to optimizers";
+  for (const bool optimizes : {false, true}) {
+    Adam optimizer(net.parameters(), {.learning_rate = 1e-3});
+    std::string explained;
+    Step step(context(), [&](Tape& tape, const Tensor& x, const Tensor& target) {
+      const Var loss = mse_loss(net(tape.input(x)), target);
+      tape.backward(loss);
+      if (optimizes) optimizer.step();
+      if (!optimizes) net.parameters().clear_gradients();
+      explained = tape.explain();
+      return loss;
+    });
+    const Tensor x = random_tensor(context(), {kWidth, 16}, Dtype::bf16, 1);
+    const Tensor target = random_tensor(context(), {kWidth, 8}, Dtype::f32, 2);
+    step(x, target);
+    EXPECT_THAT(explained, testing::Not(testing::HasSubstr(room))) << "it is not known yet what follows";
+    step(x, target);
+    if (optimizes) {
+      EXPECT_THAT(explained, testing::HasSubstr(room));
+    } else {
+      EXPECT_THAT(explained, testing::Not(testing::HasSubstr(room)));
+    }
+  }
+}
+
 TEST_P(StepTest, HooksSeeCompleteGradients) {
   const auto run = [&](bool captured) {
     Training net = training();

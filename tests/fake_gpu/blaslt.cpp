@@ -25,6 +25,7 @@ struct FakeDescription {
   void* bias = nullptr;
   void* aux = nullptr;
   std::int64_t aux_ld = 0;
+  std::int32_t multiprocessors = 0;  // numbers do not depend on it
 };
 
 struct FakeLayout {
@@ -182,6 +183,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: take(d.bias); break;
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: take(d.aux); break;
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: take(d.aux_ld); break;
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: take(d.multiprocessors); break;
     default: stop("an unknown attribute of a product");
   }
   return CUBLAS_STATUS_SUCCESS;

@@ -159,6 +159,42 @@ TEST_P(EveryAlgorithmTest, GivesTheResultOfTheUnfusedDefinition) {
   std::printf("%s: %d candidates verified\n", GetParam().name, candidates);
 }
 
+TEST_P(EveryAlgorithmTest, GivesTheSameBitsWhereItLeavesMultiprocessorsToOtherWork) {
+  const Context context = test::context_on(DeviceType::cuda, {.math = GetParam().math});
+  detail::CudaState& state = *context.state().cuda();
+  const CudaExecution execution{state.stream(), state};
+  int compared = 0;
+  for (const Epilogue epilogue : {Epilogue::none, Epilogue::drelu_bgrad, Epilogue::bgradb}) {
+    // More tiles than there are multiprocessors.
+    const auto trial =
+        detail::Trial::make(state.backend(), product_of(epilogue, GetParam().dtype, 4096, 2048, 512, Adds::nothing));
+    ASSERT_TRUE(trial);
+    trial->fill(execution);
+    const LtProduct& product = trial->product();
+    std::vector<std::byte> bytes(static_cast<std::size_t>(product.d.rows * product.d.ld) * size_of(product.d.dtype));
+    /// What `algorithm` makes; empty if it does not do the product.
+    const auto result = [&](const Algorithm& algorithm, double spare) {
+      LtProduct sparing = product;
+      sparing.spare = spare;
+      EXPECT_EQ(cudaMemsetAsync(product.d.data, 0xFF, bytes.size(), execution.stream), cudaSuccess);
+      if (!state.blaslt().launch(sparing, algorithm, execution.stream)) return std::vector<std::byte>();
+      context.synchronize();
+      EXPECT_EQ(cudaMemcpy(bytes.data(), product.d.data, bytes.size(), cudaMemcpyDeviceToHost), cudaSuccess);
+      return bytes;
+    };
+    for (const Algorithm& algorithm : state.blaslt().algorithms(product)) {
+      const std::vector<std::byte> whole = result(algorithm, 0);
+      if (whole.empty()) continue;
+      for (const double spare : {1.0 / 11, 5.0 / 33, 0.5}) {
+        EXPECT_TRUE(result(algorithm, spare) == whole)
+            << to_string(product) << ", " << detail::Blaslt::describe(algorithm) << ", " << spare;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_GE(compared, 9);
+}
+
 TEST_F(CudaPlansTest, VerificationFindsTheKnownFaultByItself) {
   // f16 with one input feature: cuBLASLt 13.1 leaves the bias gradient unwritten or wrong.
   int wrong = 0;
