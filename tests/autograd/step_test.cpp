@@ -207,7 +207,7 @@ TEST_P(StepTest, ScalesLossesAsEager) {
 TEST_P(StepTest, ProductsThatFillTheGpuLeaveRoomForAnOptimizerThatFollows) {
   if (!on_gpu()) GTEST_SKIP() << "a CPU has no branches";
   constexpr std::int64_t kWidth = 4096;
-  const Mlp net(context(), {.widths = {16, kWidth, kWidth, 8}, .dtype = Dtype::bf16, .seed = 1});
+  const Mlp net(context(), {.widths = {16, kWidth, kWidth, kWidth, 8}, .dtype = Dtype::bf16, .seed = 1});
   const std::string room = "leaves multiprocessors to optimizers";
   for (const bool optimizes : {false, true}) {
     Adam optimizer(net.parameters(), {.learning_rate = 1e-3});
