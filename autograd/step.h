@@ -17,7 +17,8 @@
 //
 // In a graph, work that does not depend on each other may run side by side (StepOptions::branches): a layer's weight
 // gradient beside its input gradient or, where either fills the GPU, beside the pass that finishes that; the
-// optimizer's pass over a layer as soon as its gradient is complete. The results are the same, bit for bit.
+// optimizer's pass over a layer as soon as its gradient is complete, beside a product that leaves it some of the
+// multiprocessors where that saves time. The results are the same, bit for bit.
 //
 // What the function may not do on a GPU, because a graph cannot repeat it (each is a StateError that says so, and
 // leaves context and step usable): read a tensor or a step count on the host, copy from the host, wait, set a learning

@@ -175,7 +175,7 @@ void TapeState::sweep(bool keep) {
       if (point == 0) point = branches->mark();
       ParameterSlot& slot = slot_of(node);
       slot.ready = point;
-      branches->complete(slot.shape.size());
+      if (slots[index].reached) branches->complete(slot.shape.size());
     }
     if (node.rule && !keep) {
       node.rule->~Rule();
