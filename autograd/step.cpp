@@ -32,6 +32,7 @@ class Running {
           bool expects_updates)
       : context_(context) {
     CudaState& state = *context.cuda();
+    captured_ = state.capturing();
     detail::CudaBranches& lines = state.step_streams().branches();
     lines.start(expects_updates);
     detail::CudaBranches* const used = branches ? &lines : nullptr;
@@ -42,13 +43,14 @@ class Running {
     CudaState& state = *context_.cuda();
     context_.set_step(nullptr, nullptr);
     context_.memory().use_arena(nullptr, nullptr);
-    state.step_streams().branches().stop();
+    state.step_streams().branches().stop(captured_);
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
  private:
   detail::ContextState& context_;
+  bool captured_ = false;
 };
 
 }  // namespace
@@ -103,6 +105,11 @@ class Step::Impl {
     return info;
   }
 
+  /// Errors: StateError inside of a step function.
+  void check_idle() const {
+    require<StateError>(!context_.state().step_run(), "step: a step cannot be reset by a step function");
+  }
+
   void reset() {
     variants_.clear();
     context_.state().memory().dissolve(arena_);
@@ -145,6 +152,10 @@ class Step::Impl {
     const Var result = function_(tape, inputs);
     require<StateError>(result.defined(), "step: the function returned an empty Var");
     Tensor value = result.value();
+    require<DeviceError>(value.context() == context_,
+                         "step: the function must return a Var on the step's context ({}), got one on another context "
+                         "({})",
+                         context_.device(), value.device());
     require<ShapeError>(options_.mode == Mode::inference || value.size() == 1,
                         "step: the function must return a scalar loss, got shape {}", value.shape());
     return value;
@@ -171,6 +182,23 @@ class Step::Impl {
     return result;
   }
 
+  /// Arguments may be inputs themselves, also in another order.
+  static void copy_in(std::span<const Tensor> arguments, std::vector<Tensor>& inputs) {
+    std::vector<Tensor> sources;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      if (arguments[i].raw() == inputs[i].raw()) continue;
+      const auto overwritten = std::span(inputs).first(i);
+      const bool early =
+          std::ranges::any_of(overwritten, [&](const Tensor& input) { return input.shares_memory_with(arguments[i]); });
+      if (early && sources.empty()) sources.assign(arguments.begin(), arguments.end());
+      if (early) sources[i] = arguments[i].clone();
+    }
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const Tensor& source = sources.empty() ? arguments[i] : sources[i];
+      if (inputs[i].raw() != source.raw()) inputs[i].copy_from(source);
+    }
+  }
+
   Tensor run_on_gpu([[maybe_unused]] std::span<const Tensor> arguments) {
     if constexpr (kWithCuda) {
       const detail::DeviceScope scope(context_.state().cuda()->device());
@@ -180,10 +208,7 @@ class Step::Impl {
       if (variant->graph) variant->captured.check_repeatable();
       if (variant->has_run && !variant->graph) capture(*variant);
       const detail::ProfileRange range = profile_call(*variant);
-      for (std::size_t i = 0; i < arguments.size(); ++i) {
-        Tensor& input = variant->inputs[i];
-        if (input.raw() != arguments[i].raw()) input.copy_from(arguments[i]);
-      }
+      copy_in(arguments, variant->inputs);
       variant->last_use = ++tick_;
       if (!variant->graph) return run_first(*variant);
       variant->graph->launch(context_.state().cuda()->backend().own_stream());
@@ -349,6 +374,9 @@ Tensor Step::run(std::span<const Tensor> arguments) { return impl().run(argument
 std::vector<Tensor> Step::inputs(std::span<const StepInput> like) { return impl().inputs(like); }
 double Step::loss(std::int64_t call) const { return impl().loss(call); }
 StepInfo Step::info() const { return impl().info(); }
-void Step::reset() { impl().reset(); }
+void Step::reset() {
+  impl().check_idle();
+  impl().reset();
+}
 
 }  // namespace fusegrad

@@ -16,16 +16,17 @@
 // runs the function.
 //
 // In a graph, work that does not depend on each other may run side by side (StepOptions::branches): a layer's weight
-// gradient beside its input gradient or, where either fills the GPU, beside the pass that finishes that; the
+// gradient beside its input gradient, or beside the pass that finishes that where it has a tile for each multiprocessor
+// (never beside a product of more than 1e11 operations, which needs the GPU for itself); the
 // optimizer's pass over a layer as soon as its gradient is complete, beside a product that leaves it some of the
 // multiprocessors where that saves time. The results are the same, bit for bit.
 //
 // What the function may not do on a GPU, because a graph cannot repeat it (each is a StateError that says so, and
 // leaves context and step usable): read a tensor or a step count on the host, copy from the host, wait, set a learning
-// rate, use another context, call a Step, leave a gradient valid that was empty before or the other way round, use an
-// optimizer with skip_nonfinite. Nor may, between the calls, a parameter be frozen or unfrozen or an optimizer load a
-// state: reset() the step then. Calls of the CUDA runtime in it that cannot be captured invalidate the capture; those
-// that can be, on streams of the caller's, are not seen: they happen in the first two calls and never again.
+// rate, use another context, call or reset a Step, leave a gradient valid that was empty before or the other way round,
+// use an optimizer with skip_nonfinite. Nor may, between the calls, a parameter be frozen or unfrozen or an optimizer
+// load a state: reset() the step then. Calls of the CUDA runtime in it that cannot be captured invalidate the capture;
+// those that can be, on streams of the caller's, are not seen: they happen in the first two calls and never again.
 #pragma once
 
 #include <array>
@@ -131,7 +132,7 @@ class Step {
   double loss(std::int64_t call) const;
 
   StepInfo info() const;
-  /// Gives up all graphs and memory; the next call starts afresh.
+  /// Gives up all graphs and memory; the next call starts afresh. Errors: StateError inside of a step function.
   void reset();
 
  private:

@@ -11,6 +11,8 @@
 // the main line still reads counts as shared.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <span>
 
 #include <fusegrad/autograd/branches.h>
 #include <fusegrad/autograd/check.h>
@@ -164,6 +166,18 @@ void TapeState::check_saved(double loss_scale) const {
   }
 }
 
+bool TapeState::is_read_below(std::uint32_t index, const ParameterSlot& slot) const {
+  const auto overlap = [](const Tensor& a, const Tensor& b) {
+    const auto begin = [](const Tensor& tensor) { return static_cast<const std::byte*>(tensor.raw()); };
+    return a.defined() && b.defined() && begin(a) < begin(b) + b.bytes() && begin(b) < begin(a) + a.bytes();
+  };
+  return std::ranges::any_of(std::span(nodes).first(index), [&](const Node& node) {
+    return node.rule && std::ranges::any_of(node.rule->saved(), [&](const Saved& saved) {
+             return overlap(saved.tensor, slot.value) || overlap(saved.tensor, slot.master);
+           });
+  });
+}
+
 void TapeState::sweep(bool keep) {
   Branches* const branches = context->state().branches();
   std::int64_t point = 0;  // what the last rule left behind
@@ -174,7 +188,7 @@ void TapeState::sweep(bool keep) {
     if (branches && node.kind == NodeKind::parameter) {
       if (point == 0) point = branches->mark();
       ParameterSlot& slot = slot_of(node);
-      slot.ready = point;
+      slot.ready = is_read_below(index, slot) ? 0 : point;
       if (slots[index].reached) branches->complete(slot.shape.size());
     }
     if (node.rule && !keep) {

@@ -63,7 +63,7 @@ struct Node {
   std::int64_t saved_bytes = 0;
   const void* value = nullptr;  ///< where the value is, or was
   std::array<std::string_view, 2> forward_notes = {};
-  std::array<std::string_view, 6> backward_notes = {};  ///< those given are in front
+  std::array<std::string_view, 7> backward_notes = {};  ///< those given are in front
 };
 
 /// A parameter and its node.
@@ -148,6 +148,8 @@ class TapeState : public std::enable_shared_from_this<TapeState> {
   void count_edges(std::uint32_t root);
   void check_saved(double loss_scale) const;
   void sweep(bool keep);
+  /// True if a rule that the sweep has yet to visit, below node `index`, saved memory of the parameter: as a constant.
+  bool is_read_below(std::uint32_t index, const ParameterSlot& slot) const;
   void detach_from(const Tensor& seed);
   ParameterSlot& slot_of(const Node& node) const;
   void visit(std::uint32_t index);

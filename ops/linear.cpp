@@ -98,7 +98,7 @@ class LinearRule final : public Rule {
     detail::Branches* const branches = sweep.context().state().branches();
     const double work = operations(dz);
     const double share = branches && work >= kFillsGpu && sweep.fusion() == Fusion::on ? branches->make_room(work) : 0;
-    if (share != 0) sweep.note("leaves multiprocessors to optimizers");
+    if (share != 0) sweep.note("may leave multiprocessors to optimizers");
     return share;
   }
 

@@ -133,6 +133,8 @@ struct FileText {
 FileText read_text(const std::string& op, const std::string& path) {
   struct ::stat status = {};
   if (FileCalls::system().stat(path.c_str(), &status) != 0 && errno == ENOENT) return {};
+  // Others may keep whoever opens them waiting; and what cannot be asked for cannot be opened either.
+  require<IoError>(status.st_mode == 0 || S_ISREG(status.st_mode), "{}: \"{}\" is not a regular file", op, path);
   InputFile file(op, path);
   const std::int64_t bytes = file.size();
   require<IoError>(bytes <= kMostBytes, "{}: \"{}\" has {} bytes, more than a plan file may have ({})", op, path, bytes,

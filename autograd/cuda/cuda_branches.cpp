@@ -21,8 +21,16 @@ void CudaBranches::start(bool expects_updates) {
   line_ = Line::main;
 }
 
-void CudaBranches::stop() noexcept {
+void CudaBranches::stop(bool captured) noexcept {
   line_ = Line::main;
+  if (dirty_ && !captured) {
+    // The step failed. What comes next on the main line must not meet its work.
+    try {
+      join_all();
+    } catch (...) {
+      // Whoever waits for the GPU is told.
+    }
+  }
   sweeping_ = dirty_ = false;
   joined_use_ = last_use_;
 }
@@ -75,7 +83,8 @@ void CudaBranches::join_all() {
     updates_ = false;
   }
   first_valid_point_ = first_point_ + static_cast<std::int64_t>(points_.size());
-  dirty_ = false;
+  dirty_ = made_room_ = false;
+  waiting_ = 0;
 }
 
 std::int64_t CudaBranches::mark() {

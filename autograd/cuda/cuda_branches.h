@@ -24,8 +24,9 @@ class CudaBranches final : public Branches {
   void start(bool expects_updates);
   /// The host waits for both branches.
   void synchronize() const;
-  /// It ended, or failed: work goes to the main line.
-  void stop() noexcept;
+  /// It ended, or failed: work goes to the main line, which waits for all that the branches were given. `captured`: a
+  /// graph was to be made of it, and none of it runs.
+  void stop(bool captured) noexcept;
 
   void begin_beside() override;
   void end_beside() noexcept override;

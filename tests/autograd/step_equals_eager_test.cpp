@@ -77,6 +77,20 @@ Network accumulating(const Context& context, Dtype dtype) {
           }};
 }
 
+/// The value of a weight is a constant of a layer that was recorded before the weight is used.
+Network tied(const Context& context, Dtype dtype) {
+  ParameterSet set(context, dtype);
+  const Parameter in = add(set, "in", {kWidth, 16}, 1);
+  const Parameter w = add(set, "w", {kWidth, kWidth}, 2);
+  const Parameter out = add(set, "out", {8, kWidth}, 3);
+  return {set, [=](Tape& tape, const Tensor& x, const Tensor& target, std::vector<Var>& losses) {
+            const Var h = linear(tape.input(x), tape.parameter(in), {.activation = Activation::relu});
+            const Var g = linear(h, tape.input(w.value()));
+            losses.push_back(mse_loss(linear(linear(g, tape.parameter(w)), tape.parameter(out)), target));
+            tape.backward(losses.back());
+          }};
+}
+
 /// A computed weight, whose gradient another rule reads, and one that is looked at.
 Network computed(const Context& context, Dtype dtype) {
   ParameterSet set(context, dtype);
@@ -95,8 +109,11 @@ Network computed(const Context& context, Dtype dtype) {
 }
 
 using MakeNetwork = Network (*)(const Context&, Dtype);
-constexpr std::pair<const char*, MakeNetwork> kNetworks[] = {
-    {"chain", chain<kWidth>}, {"shared", shared<kWidth>}, {"accumulating", accumulating}, {"computed", computed}};
+constexpr std::pair<const char*, MakeNetwork> kNetworks[] = {{"chain", chain<kWidth>},
+                                                             {"shared", shared<kWidth>},
+                                                             {"accumulating", accumulating},
+                                                             {"computed", computed},
+                                                             {"tied", tied}};
 
 /// Trains for `steps` steps with changing batches and learning rates, and returns losses and parameters.
 struct Trained {

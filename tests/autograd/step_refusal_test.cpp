@@ -119,6 +119,53 @@ TEST_P(StepRefusalTest, TapesFromBeforeACallAreStale) {
   }
 }
 
+TEST_P(StepRefusalTest, CannotBeResetByItsOwnFunction) {
+  Training net = training();
+  Step step = step_of(net);
+  for (const int calls : {0, 1}) {  // when it first runs, and when it is captured
+    for (int i = 0; i < calls; ++i) step(x(), target());
+    const std::vector<double> before = all_values(net.net.parameters());
+    net.inside = [&](Tape&, const Var&) { step.reset(); };
+    expect_error<StateError>([&] { step(x(), target()); }, "cannot be reset by a step function");
+    net.inside = {};
+    EXPECT_EQ(all_values(net.net.parameters()), before);
+  }
+  step.reset();
+  step(x(), target());
+}
+
+TEST_P(StepRefusalTest, RefusesALossOfAnotherContext) {
+  const Context other = context_on(GetParam());
+  Tape elsewhere(other);
+  const Var loss = elsewhere.input(Tensor::full(other, {}, Dtype::f32, 1));
+  Step step(context(), [&](Tape&, const Tensor&) { return loss; });
+  for (int i = 0; i < 3; ++i) {
+    expect_error<DeviceError>([&] { step(x()); }, "must return a Var on the step's context");
+  }
+}
+
+TEST_P(StepRefusalTest, AFailureAfterTheOptimizerLeavesNothingRunning) {
+  if (!on_gpu()) GTEST_SKIP() << "a CPU runs the function";
+  const Mlp net(context(), {.widths = {16, 1024, 1024, 8}, .seed = 1});
+  const Mlp same(context(), {.widths = {16, 1024, 1024, 8}, .seed = 1});
+  Adam optimizer(net.parameters(), {.learning_rate = 1e-2});
+  Adam eager(same.parameters(), {.learning_rate = 1e-2});
+  Step step(context(), [&](Tape& tape, const Tensor& x, const Tensor& target) {
+    const Var loss = mse_loss(net(tape.input(x)), target);
+    tape.backward(loss);
+    optimizer.step();
+    loss.value().item();
+    return loss;
+  });
+  for (int i = 0; i < 10; ++i) {
+    expect_error<StateError>([&] { step(x(2048), target(2048)); }, "a tensor was read");
+    Tape tape(context());
+    tape.backward(mse_loss(same(tape.input(x(2048))), target(2048)));
+    eager.step();
+    EXPECT_TRUE(all_values(net.parameters()) == all_values(same.parameters())) << "after " << i + 1;
+  }
+}
+
 TEST_P(StepRefusalTest, RefusesWhatAGraphCannotRepeat) {
   if (!on_gpu()) GTEST_SKIP() << "a CPU runs the function";
   const Context other = Context::cpu();

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include "tests/io/message_of.h"
 #include "tests/io/temporary_directory.h"
@@ -223,6 +224,12 @@ TEST_F(SavedPlansTest, AFileThatDoesNotFitIsIgnoredWithTheReason) {
   directory.write("plans.json", "weights");
   EXPECT_EQ(load_plans(context, path).ignored, "it is no plan file of fusegrad");
   EXPECT_THAT(context.warnings(), IsEmpty()) << "the report says it";
+}
+
+TEST_F(SavedPlansTest, APipeIsNotWaitedFor) {
+  const std::string pipe = directory / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(load_plans(Context::cpu(), pipe).ignored, HasSubstr("not a regular file"));
 }
 
 TEST_F(SavedPlansTest, SavingSaysWhyItFailed) {
